@@ -1,0 +1,1 @@
+"""nomarrctl: one module per family of verbs. The only layer that prints."""

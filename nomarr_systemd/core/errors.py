@@ -1,0 +1,67 @@
+"""Every error this project raises on purpose: one base, a stable code, a hint what to do.
+
+The code is for scripts and records, the message for people. OSError and the databases' own
+exceptions are turned into these at the edge where they happen.
+"""
+
+from __future__ import annotations
+
+
+class NomarrError(Exception):
+    """What went wrong and where; ``hint`` says what to do about it."""
+
+    code = "error"
+    exit_status = 1
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class BadName(NomarrError):
+    """A text that names no worker."""
+
+    code = "bad-name"
+    exit_status = 2
+
+
+class StoreError(NomarrError):
+    """The store refused or could not be used."""
+
+    code = "store"
+
+
+class BadDocument(StoreError):
+    """A key, field or value that the store cannot keep; nothing was written."""
+
+    code = "bad-document"
+
+
+class KeyExists(StoreError):
+    """An insert found the key taken."""
+
+    code = "key-exists"
+
+
+class StaleRevision(StoreError):
+    """A replace or delete found another revision, or no document, under the key."""
+
+    code = "stale-revision"
+
+
+class StoreUnavailable(StoreError):
+    """The store cannot be reached, is full or stayed locked; try again later."""
+
+    code = "store-unavailable"
+
+
+class StoreRefused(StoreError):
+    """The store is there and says no: credentials, rights or its configuration are wrong."""
+
+    code = "store-refused"
+
+
+class SchemaTooNew(StoreError):
+    """The store was written by a newer version of this program."""
+
+    code = "schema-too-new"

@@ -1,0 +1,105 @@
+"""Who is who: pool and index, component id, instance and unit, and the ways between them.
+
+A worker has one identity in three spellings: ``worker:tag:0`` (frames, store, command line),
+``tag-0`` (what systemd calls the instance) and ``nomarr-worker@tag-0.service`` (the unit).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from nomarr_systemd.core.errors import BadName
+
+MAX_INDEX = 4095  # one stored file descriptor per worker: FileDescriptorStoreMax=4096
+UNIT_PREFIX = "nomarr-worker@"
+UNIT_SUFFIX = ".service"
+
+_POOL = re.compile(r"[a-z][a-z0-9_]{0,30}")
+_INDEX = re.compile(r"0|[1-9][0-9]{0,3}")
+_INVOCATION = re.compile(r"([0-9a-f]{32})(?:#([1-9][0-9]{0,5}))?")
+
+
+class Component(NamedTuple):
+    """One configured worker."""
+
+    pool: str
+    index: int
+
+    @property
+    def component_id(self) -> str:
+        return f"worker:{self.pool}:{self.index}"
+
+    @property
+    def instance(self) -> str:
+        return f"{self.pool}-{self.index}"
+
+    @property
+    def unit(self) -> str:
+        return f"{UNIT_PREFIX}{self.pool}-{self.index}{UNIT_SUFFIX}"
+
+    def __str__(self) -> str:
+        return self.component_id
+
+
+def parse_component(text: str) -> Component:
+    """The component that ``text`` names in any of the three spellings, or BadName and why."""
+    if text.startswith("worker:"):
+        pool, separator, index = text[len("worker:") :].rpartition(":")
+    elif text.startswith(UNIT_PREFIX):
+        instance = text[len(UNIT_PREFIX) :].removesuffix(UNIT_SUFFIX)
+        pool, separator, index = instance.rpartition("-")
+    else:
+        pool, separator, index = text.rpartition("-")
+    if not separator:
+        raise _bad(text, "it has no pool and index")
+    check_pool(pool, of=text)
+    if not _INDEX.fullmatch(index):
+        raise _bad(text, f"the index {_quote(index)} is not a number without leading zeros")
+    if int(index) > MAX_INDEX:
+        raise _bad(text, f"the index {index} is above {MAX_INDEX}")
+    return Component(pool, int(index))
+
+
+def check_pool(pool: str, *, of: str = "") -> None:
+    """BadName unless ``pool`` can name a pool."""
+    if not _POOL.fullmatch(pool):
+        raise _bad(
+            of or pool,
+            f"the pool {_quote(pool)} is not a small letter followed by at most 30"
+            " small letters, digits or underscores",
+        )
+
+
+def next_start_job(invocation: str) -> str:
+    """The identity of the start job that failed after ``invocation``: ``<id>#1``, ``#2``, …
+
+    A start job that fails leaves the unit in its old invocation. Two observers of one failed job
+    know the same last identity, so they arrive at the same next one and it is booked once.
+    """
+    base, number = split_invocation(invocation)
+    return f"{base}#{number + 1}"
+
+
+def split_invocation(text: str) -> tuple[str, int]:
+    """systemd's 32 hex digits, and the number of the start job (0: the run itself)."""
+    match = _INVOCATION.fullmatch(text)
+    if not match:
+        raise BadName(
+            f"{_quote(text)} is not an invocation id",
+            hint="systemd's ids are 32 hex digits: systemctl show -p InvocationID UNIT",
+        )
+    return match[1], int(match[2] or 0)
+
+
+def _bad(text: str, why: str) -> BadName:
+    return BadName(
+        f"{_quote(text)} is not a worker: {why}",
+        hint="write worker:tag:0, tag-0 or nomarr-worker@tag-0.service",
+    )
+
+
+def _quote(text: str) -> str:
+    """The text as it may be shown on a terminal: control characters escaped, not too long."""
+    shown = ascii(text)
+    return shown if len(shown) <= 80 else shown[:76] + "...'"

@@ -1,0 +1,154 @@
+"""What a store is: documents by key, compare-and-swap by revision, find by equality.
+
+Both backends keep exactly this contract, and one test suite holds them to it. Nothing here
+knows what a document means, except which collections there are and what is looked up in them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Literal, NamedTuple, Protocol
+
+from nomarr_systemd.core.errors import BadDocument
+
+Doc = dict[str, Any]
+Domain = Literal["policy", "work"]
+Equal = Mapping[str, str | int | None]
+
+
+class Collection(NamedTuple):
+    """A collection and the groups of fields that are looked up or ordered by together."""
+
+    name: str
+    indexes: tuple[tuple[str, ...], ...] = ()
+
+
+POLICY_LEDGER = "worker_restart_policy"
+
+DOMAINS: Mapping[Domain, tuple[Collection, ...]] = {
+    "policy": (
+        Collection(POLICY_LEDGER),
+        Collection("meta"),
+        Collection("job_crashes", (("job",), ("wall_ms",))),
+    ),
+    "work": (
+        Collection("health_history", (("component_id", "wall_ms"), ("wall_ms",))),
+        Collection("worker_claims", (("invocation",), ("component_id",))),
+        Collection("jobs", (("pool", "status"),)),
+        Collection("stats"),
+    ),
+}
+
+
+class Store(Protocol):
+    """A document store with compare-and-swap. Every method may raise StoreUnavailable.
+
+    A document is a JSON object. ``_key`` names it within its collection, ``_rev`` is an opaque
+    text that changes with every write and never comes back; other names starting with an
+    underscore are the store's own.
+    """
+
+    def get(self, collection: str, key: str) -> Doc | None:
+        """The document with its ``_key`` and ``_rev``, or None."""
+
+    def insert(self, collection: str, doc: Doc) -> str:
+        """Keep a new document under its ``_key``; returns its revision, or raises KeyExists."""
+
+    def replace(self, collection: str, doc: Doc) -> str:
+        """Swap the document whose ``_key`` and ``_rev`` these are for this one, whole.
+
+        Returns the new revision; StaleRevision if it was changed or deleted meanwhile.
+        """
+
+    def delete(self, collection: str, key: str, rev: str | None = None) -> bool:
+        """Remove a document; False if there is none. With ``rev``: StaleRevision if it differs."""
+
+    def find(
+        self,
+        collection: str,
+        where: Equal | None = None,
+        *,
+        order: str = "_key",
+        descending: bool = False,
+        limit: int | None = None,
+    ) -> list[Doc]:
+        """Documents whose fields equal ``where`` (None: absent or null), ordered, then by key.
+
+        Order is meant for numbers and for texts of digits and small letters: beyond those,
+        SQLite compares bytes and ArangoDB compares as its configured language does.
+        """
+
+    def append(self, collection: str, docs: Sequence[Doc]) -> None:
+        """Keep new documents without keys, in this order, in one go."""
+
+    def prune(self, collection: str, field: str, below: int) -> int:
+        """Remove documents whose ``field`` is a number below ``below``; returns how many."""
+
+    def batch(self) -> AbstractContextManager[None]:
+        """Writes inside become durable together where the backend can; each is still its own
+        compare-and-swap. An exception inside takes back what was not yet durable."""
+
+    def publish_all(self) -> None:
+        """Write every ``public`` file anew: what a kill between commit and rename left out."""
+
+    def close(self) -> None:
+        """Let go of files and connections; closing twice is fine."""
+
+
+_KEY = re.compile(r"[A-Za-z0-9_\-:.@()+,=;$!*'%]{1,254}")
+_FIELD = re.compile(r"_key|[a-z][a-z0-9_]{0,63}")
+_encoder = json.JSONEncoder(
+    ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":")
+)
+
+
+def check_key(key: object) -> str:
+    """The key, if both backends can keep it (ArangoDB's rule for ``_key``)."""
+    if not isinstance(key, str) or not _KEY.fullmatch(key):
+        raise BadDocument(
+            f"{key!r:.80} cannot be a document's key",
+            hint="1 to 254 letters, digits or _-:.@()+,=;$!*'% make a key",
+        )
+    return key
+
+
+def check_field(name: str) -> str:
+    """The field name, if it may stand in a query."""
+    if not _FIELD.fullmatch(name):
+        raise BadDocument(f"{name!r:.80} cannot be a field in a query")
+    return name
+
+
+def check_where(where: Equal | None) -> Equal:
+    """The condition, if it means the same to both backends: texts, whole numbers and None."""
+    where = where or {}
+    for field, value in where.items():
+        check_field(field)
+        if value is not None and type(value) not in (str, int):
+            raise BadDocument(f"{field} is compared with {value!r:.80}: only text, int and None")
+    return where
+
+
+def encode(doc: Doc) -> str:
+    """The document's own fields as compact JSON, or BadDocument."""
+    body = {name: value for name, value in doc.items() if name not in ("_key", "_rev", "_id")}
+    for name in body:
+        if not isinstance(name, str) or name.startswith("_"):
+            raise BadDocument(f"field {name!r:.80}: names are text and start with no underscore")
+    try:
+        text = _encoder.encode(body)
+        text.encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise BadDocument(f"document {doc.get('_key', '')!r:.80} is not JSON: {error}") from error
+    return text
+
+
+def new_keys(count: int) -> list[str]:
+    """Keys for appended documents: they sort in the order of their making."""
+    start = time.time_ns()
+    return [f"{start + n:020d}{os.urandom(4).hex()}" for n in range(count)]
