@@ -24,19 +24,19 @@ class Component(NamedTuple):
     """One configured worker."""
 
     pool: str
-    index: int
+    number: int
 
     @property
     def component_id(self) -> str:
-        return f"worker:{self.pool}:{self.index}"
+        return f"worker:{self.pool}:{self.number}"
 
     @property
     def instance(self) -> str:
-        return f"{self.pool}-{self.index}"
+        return f"{self.pool}-{self.number}"
 
     @property
     def unit(self) -> str:
-        return f"{UNIT_PREFIX}{self.pool}-{self.index}{UNIT_SUFFIX}"
+        return f"{UNIT_PREFIX}{self.pool}-{self.number}{UNIT_SUFFIX}"
 
     def __str__(self) -> str:
         return self.component_id

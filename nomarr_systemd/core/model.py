@@ -1,0 +1,60 @@
+"""The values that everything else talks about: moments, rules, failures, decisions.
+
+Values are named tuples: frozen, cheap to import and to make, and the same in JSON as in Python.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+Action = Literal["restart", "fail", "hold", "ignore"]
+OnExhausted = Literal["mask", "cooldown"]
+Reason = Literal["failure", "health", "timeout", "manual"]
+
+
+class Moment(NamedTuple):
+    """One instant on three clocks: wall time, which boot, and time since that boot."""
+
+    wall_ms: int
+    boot_id: str
+    boottime_ms: int
+
+    def later(self, delay_ms: int) -> Moment:
+        return Moment(self.wall_ms + delay_ms, self.boot_id, self.boottime_ms + delay_ms)
+
+
+def age_ms(then: Moment, now: Moment) -> int:
+    """How long ago ``then`` was: by boottime within one boot, else by wall time; never negative."""
+    if then.boot_id == now.boot_id:
+        return max(0, now.boottime_ms - then.boottime_ms)
+    return max(0, now.wall_ms - then.wall_ms)
+
+
+class Rules(NamedTuple):
+    """The restart policy of one worker: ``[policy]``, under ``[pool.X.policy]`` and so on."""
+
+    max_restarts: int = 5
+    window_s: float = 300.0
+    max_lifetime_restarts: int = 20
+    backoff_base_s: float = 1.0
+    backoff_multiplier: float = 2.0
+    backoff_max_s: float = 60.0
+    backoff_jitter: float = 0.1
+    stable_after_s: float = 600.0
+    on_exhausted: OnExhausted = "mask"
+    never_restart: tuple[int, ...] = (78,)
+
+
+class HealthRules(NamedTuple):
+    """``[health]``: what the worker promises and what the supervisor expects."""
+
+    frame_interval_s: float = 2.5
+    startup_timeout_s: float = 60.0
+    staleness_interval_s: float = 5.0
+    max_misses: int = 3
+    min_recovery_s: float = 5.0
+    max_recovery_s: float = 120.0
+    max_unhealthy_s: float = 0.0
+    stall_timeout_s: float = 300.0
+    snapshot_interval_s: float = 30.0
+    gpu_health_max_age_s: float = 60.0
