@@ -5,6 +5,7 @@ Values are named tuples: frozen, cheap to import and to make, and the same in JS
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 Action = Literal["restart", "fail", "hold", "ignore"]
@@ -58,3 +59,57 @@ class HealthRules(NamedTuple):
     stall_timeout_s: float = 300.0
     snapshot_interval_s: float = 30.0
     gpu_health_max_age_s: float = 60.0
+
+
+class Failure(NamedTuple):
+    """One death of one run, by what systemd itself knows of it.
+
+    ``code`` is an exit status (0 and up), −N for signal N, −1 unknown, −2 heartbeat timeout,
+    −3 invalid heartbeat. The last five fields are the circumstances that excuse a worker.
+    """
+
+    invocation: str  # 32 hex digits, "#n" behind it for a failed start job
+    kind: str = "exit"  # the class of DESIGN §14
+    code: int = -1
+    run_ms: int | None = None
+    stop_asked: bool = False
+    shutting_down: bool = False
+    held: str = ""  # why nothing may start: paused, held
+    supervisor_away: bool = False  # it was inactive, or is newer than this run
+    incident: str = ""  # the open incident that this death is a part of
+
+
+class Evidence(NamedTuple):
+    """The numbers a decision rests on, as they were before it."""
+
+    window_used: int
+    window_limit: int
+    lifetime_used: int
+    lifetime_limit: int  # 0: none
+    k: int  # restarts since the last stable run: the exponent of the backoff
+    next_available_ms: int | None  # until the window has room; 0: now, None: only a reset helps
+
+
+class Decision(NamedTuple):
+    """What to do about a failure, and why."""
+
+    action: Action
+    delay_ms: int
+    reason: str  # one line for people
+    evidence: Evidence
+    failure_reason: str = ""  # what is recorded with a mask
+
+
+class History(NamedTuple):
+    """What a decision needs to know of the past, laid out so that it costs the same at any age.
+
+    Restarts in the window are kept by the clock that can judge them: those of this boot by
+    boottime, those of earlier boots by wall time; both in order.
+    """
+
+    decided: Mapping[str, Decision] = {}
+    this_boot_ms: Sequence[int] = ()
+    other_boots_ms: Sequence[int] = ()
+    lifetime: int = 0
+    k: int = 0
+    last_due: Moment | None = None  # when the last restart was due

@@ -1,0 +1,134 @@
+"""The restart policy: ``decide(history, failure, rules, now)``, pure and deterministic.
+
+The order of the questions is the contract (DESIGN §9); each answer carries its evidence.
+Recording a decision and carrying it out happen elsewhere.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from math import inf
+from zlib import crc32
+
+from nomarr_systemd.core.model import (
+    Action,
+    Decision,
+    Evidence,
+    Failure,
+    History,
+    Moment,
+    Rules,
+    age_ms,
+)
+from nomarr_systemd.core.words import describe_ms
+
+EXIT_TEMPFAIL = 75
+
+
+def decide(history: History, failure: Failure, rules: Rules, now: Moment) -> Decision:
+    """What to do about ``failure``; the same failure always gets the same answer."""
+    earlier = history.decided.get(failure.invocation)
+    if earlier is not None:
+        return earlier
+
+    window_ms = round(rules.window_s * 1000)
+    used = _count_younger(history, window_ms, now)
+    has_room = used < rules.max_restarts
+    lifetime_spent = 0 < rules.max_lifetime_restarts <= history.lifetime
+    never = failure.code in rules.never_restart
+    evidence = Evidence(
+        used,
+        rules.max_restarts,
+        history.lifetime,
+        rules.max_lifetime_restarts,
+        _backoff_exponent(history, rules, now),
+        None
+        if never or lifetime_spent or not rules.max_restarts
+        else 0
+        if has_room
+        else _wait_for_room(history, rules.max_restarts, window_ms, now),
+    )
+
+    excuse = _excuse(failure)
+    if excuse is not None:
+        return Decision(*excuse, evidence)
+    if never:
+        return _fail(f"exit status {failure.code} is never restarted", evidence)
+    if lifetime_spent:
+        return _fail(
+            f"{history.lifetime} restarts in all, the limit is {rules.max_lifetime_restarts}",
+            evidence,
+        )
+    delay_ms = _backoff_ms(evidence.k, failure.invocation, rules)
+    if not has_room:
+        full = f"{used} restarts within {describe_ms(window_ms)}, the limit is {rules.max_restarts}"
+        if rules.on_exhausted == "mask" or evidence.next_available_ms is None:
+            return _fail(full, evidence)
+        delay_ms = max(delay_ms, evidence.next_available_ms)
+        return Decision("restart", delay_ms, f"cooling down: {full}", evidence)
+    lifetime = f"/{rules.max_lifetime_restarts}" if rules.max_lifetime_restarts else ""
+    return Decision(
+        "restart",
+        delay_ms,
+        f"restart {used + 1}/{rules.max_restarts} within {describe_ms(window_ms)},"
+        f" {history.lifetime + 1}{lifetime} in all, after {describe_ms(delay_ms)}",
+        evidence,
+    )
+
+
+def _excuse(failure: Failure) -> tuple[Action, int, str] | None:
+    """Deaths that are not the worker's fault, by what systemd itself knows."""
+    if failure.stop_asked:
+        return "ignore", 0, "a stop was asked for"
+    if failure.shutting_down:
+        return "ignore", 0, "the system is shutting down"
+    if failure.held:
+        return "hold", 0, failure.held
+    if failure.code == EXIT_TEMPFAIL and failure.supervisor_away:
+        return "hold", 0, "its supervisor was away; it starts again when that is back"
+    if failure.incident:
+        return "hold", 0, f"part of incident {failure.incident}"
+    return None
+
+
+def _fail(why: str, evidence: Evidence) -> Decision:
+    return Decision("fail", 0, f"masked: {why}", evidence, why)
+
+
+def _count_younger(history: History, window_ms: int, now: Moment) -> int:
+    """Restarts whose age is below the window; one exactly at its edge is out."""
+    here, elsewhere = history.this_boot_ms, history.other_boots_ms
+    # An age is never negative, so what lies in the future is young however short the window.
+    return (
+        len(here)
+        - bisect_right(here, now.boottime_ms - window_ms)
+        + len(elsewhere)
+        - bisect_right(elsewhere, now.wall_ms - window_ms)
+    )
+
+
+def _wait_for_room(history: History, limit: int, window_ms: int, now: Moment) -> int:
+    """How long until fewer than ``limit`` restarts are younger than the window."""
+    ages = [max(0, now.boottime_ms - then) for then in history.this_boot_ms]
+    ages += [max(0, now.wall_ms - then) for then in history.other_boots_ms]
+    ages.sort()
+    # The youngest limit-1 may stay; the next one has to reach the window's edge.
+    return window_ms - ages[limit - 1]
+
+
+def _backoff_exponent(history: History, rules: Rules, now: Moment) -> int:
+    due = history.last_due
+    if due is not None and age_ms(due, now) >= rules.stable_after_s * 1000:
+        return 0
+    return history.k
+
+
+def _backoff_ms(k: int, invocation: str, rules: Rules) -> int:
+    try:
+        growth = rules.backoff_multiplier**k
+    except OverflowError:
+        growth = inf
+    delay_s = rules.backoff_base_s * growth if rules.backoff_base_s else 0.0
+    # From the invocation and not from chance: who asks again hears the same.
+    u = crc32(invocation.encode()) / 2**31 - 1
+    return round(1000 * min(rules.backoff_max_s, delay_s * (1 + rules.backoff_jitter * u)))

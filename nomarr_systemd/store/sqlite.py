@@ -1,0 +1,212 @@
+"""The store of one host: a SQLite file per domain, durable at every commit.
+
+A collection is a table of key, revision and JSON body; what is looked up is indexed by expression.
+How the file is opened, locked and saved from corruption is in ``sqlitefile``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from nomarr_systemd.core.errors import StaleRevision, StoreError, StoreUnavailable
+from nomarr_systemd.store.protocol import (
+    DOMAINS,
+    POLICY_LEDGER,
+    Doc,
+    Domain,
+    Equal,
+    check_field,
+    check_key,
+    check_where,
+    encode,
+    new_keys,
+)
+from nomarr_systemd.store.publish import Publisher
+from nomarr_systemd.store.sqlitefile import SqliteFile
+
+SCHEMA_VERSION: Final = 1
+FILES: Final[dict[Domain, str]] = {"policy": "ledger.db", "work": "work/work.db"}
+
+
+class SqliteStore:
+    """``Store`` on SQLite. Use one per thread; any number of processes may share the file."""
+
+    def __init__(
+        self,
+        directory: str,
+        domain: Domain,
+        *,
+        publisher: Publisher | None = None,
+        patience_s: float = 2.0,
+    ) -> None:
+        self._collections = {collection.name for collection in DOMAINS[domain]}
+        self._publisher = publisher
+        self._unpublished: set[str] | None = None  # during a batch: shown once it is durable
+        self._file = SqliteFile(
+            os.path.join(directory, FILES[domain]),
+            version=SCHEMA_VERSION,
+            schema=tuple(_schema(domain)),
+            patience_s=patience_s,
+        )
+        self._file.run(lambda db: db.execute("SELECT 1 FROM sqlite_master").fetchone())
+
+    @property
+    def path(self) -> str:
+        return self._file.path
+
+    def get(self, collection: str, key: str) -> Doc | None:
+        sql = f"SELECT key, rev, body FROM {self._table(collection)} WHERE key = ?"
+        check_key(key)
+        row = self._file.run(lambda db: db.execute(sql, (key,)).fetchone())
+        return self._load(row) if row else None
+
+    def insert(self, collection: str, doc: Doc) -> str:
+        key, rev, body = check_key(doc.get("_key")), _new_rev(), encode(doc)
+        self._write(f"INSERT INTO {self._table(collection)} VALUES (?, ?, ?)", key, rev, body)
+        self._written(collection, key)
+        return rev
+
+    def replace(self, collection: str, doc: Doc) -> str:
+        sql = f"UPDATE {self._table(collection)} SET rev = ?, body = ? WHERE key = ? AND rev = ?"
+        key, rev, body = check_key(doc.get("_key")), _new_rev(), encode(doc)
+        if not self._write(sql, rev, body, key, doc.get("_rev")):
+            raise StaleRevision(f"{collection}/{key} was changed or removed meanwhile")
+        self._written(collection, key)
+        return rev
+
+    def delete(self, collection: str, key: str, rev: str | None = None) -> bool:
+        sql = f"DELETE FROM {self._table(collection)} WHERE key = ?"
+        check_key(key)
+        if rev is None:
+            gone = self._write(sql, key) > 0
+        else:
+            gone = self._write(f"{sql} AND rev = ?", key, rev) > 0
+            if not gone and self.get(collection, key):
+                raise StaleRevision(f"{collection}/{key} was changed meanwhile")
+        if gone:
+            self._written(collection, key)
+        return gone
+
+    def find(
+        self,
+        collection: str,
+        where: Equal | None = None,
+        *,
+        order: str = "_key",
+        descending: bool = False,
+        limit: int | None = None,
+    ) -> list[Doc]:
+        sql = f"SELECT key, rev, body FROM {self._table(collection)}"
+        where = check_where(where)
+        if where:
+            sql += " WHERE " + " AND ".join(_equals(*condition) for condition in where.items())
+        direction = "DESC" if descending else "ASC"
+        sql += f" ORDER BY {_column(order)} {direction}, key {direction}"
+        if limit is not None:
+            sql += f" LIMIT {max(0, int(limit))}"
+        values = [value for value in where.values() if value is not None]
+        rows = self._file.run(lambda db: db.execute(sql, values).fetchall())
+        return [self._load(row) for row in rows]
+
+    def append(self, collection: str, docs: Sequence[Doc]) -> None:
+        sql = f"INSERT INTO {self._table(collection)} VALUES (?, ?, ?)"
+        keys = new_keys(len(docs))
+        rows = [(key, _new_rev(), encode(doc)) for key, doc in zip(keys, docs, strict=True)]
+        with contextlib.nullcontext() if self._file.in_transaction else self.batch():
+            self._file.run(lambda db: db.executemany(sql, rows))
+
+    def prune(self, collection: str, field: str, below: int) -> int:
+        sql = f"DELETE FROM {self._table(collection)} WHERE {_column(field)} < ?"
+        return self._write(f"{sql} AND {_type(field)} IN ('integer', 'real')", below)
+
+    @contextlib.contextmanager
+    def batch(self) -> Iterator[None]:
+        if self._unpublished is not None:
+            raise StoreError("a batch cannot hold another")
+        unpublished: set[str] = set()
+        try:
+            with self._file.transaction():
+                self._unpublished = unpublished
+                yield
+        finally:
+            self._unpublished = None
+        for key in sorted(unpublished):
+            self._publish(key)
+
+    def publish_all(self) -> None:
+        for doc in self.find(POLICY_LEDGER):
+            self._publish(doc["_key"])
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _write(self, sql: str, *values: object) -> int:
+        return self._file.run(lambda db: db.execute(sql, values).rowcount)
+
+    def _load(self, row: tuple[str, str, str]) -> Doc:
+        key, rev, body = row
+        try:
+            doc: Doc = json.loads(body)
+        except ValueError as error:
+            self._file.set_aside(f"document {key} is not JSON: {error}")
+            raise StoreUnavailable(f"{self.path} was corrupt and has been set aside") from error
+        doc["_key"], doc["_rev"] = key, rev
+        return doc
+
+    def _table(self, collection: str) -> str:
+        if collection not in self._collections:
+            raise StoreError(f"{self.path} has no collection {collection!r:.80}")
+        return f'"{collection}"'
+
+    def _written(self, collection: str, key: str) -> None:
+        if collection != POLICY_LEDGER:
+            return
+        if self._unpublished is not None:
+            self._unpublished.add(key)
+        else:
+            self._publish(key)
+
+    def _publish(self, key: str) -> None:
+        if self._publisher is not None:
+            self._publisher.publish(key, lambda: self._body(key))
+
+    def _body(self, key: str) -> str | None:
+        sql = f'SELECT body FROM "{POLICY_LEDGER}" WHERE key = ?'
+        row = self._file.run(lambda db: db.execute(sql, (key,)).fetchone())
+        return str(row[0]) if row else None
+
+
+def _schema(domain: Domain) -> Iterator[str]:
+    for name, indexes in DOMAINS[domain]:
+        yield (
+            f'CREATE TABLE "{name}"'
+            " (key TEXT PRIMARY KEY NOT NULL, rev TEXT NOT NULL, body TEXT NOT NULL)"
+        )
+        for number, fields in enumerate(indexes):
+            columns = ", ".join([*map(_column, fields), "key"])
+            yield f'CREATE INDEX "{name}_{number}" ON "{name}"({columns})'
+
+
+def _column(field: str) -> str:
+    return "key" if check_field(field) == "_key" else f"json_extract(body, '$.{field}')"
+
+
+def _type(field: str) -> str:
+    return "typeof(key)" if field == "_key" else f"json_type(body, '$.{field}')"
+
+
+def _equals(field: str, value: str | int | None) -> str:
+    """JSON's types are kept apart: SQLite takes true for 1 and an object for its text."""
+    if value is None:
+        return f"{_column(field)} IS NULL"
+    types = "('text')" if isinstance(value, str) else "('integer', 'real')"
+    return f"{_column(field)} = ? AND {_type(field)} IN {types}"
+
+
+def _new_rev() -> str:
+    """Random, so that no revision ever comes back, not even after delete and insert."""
+    return os.urandom(8).hex()

@@ -1,0 +1,229 @@
+"""One SQLite file that survives its surroundings: locks, a full disk, corruption, removal.
+
+Busy is waited for, two seconds at most; a file that was moved is opened anew; a corrupt one is
+set aside with its companions and a new one begun. Which tables it holds is the caller's matter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from typing import Final, TypeVar
+
+from nomarr_systemd.core.errors import (
+    KeyExists,
+    SchemaTooNew,
+    StoreError,
+    StoreRefused,
+    StoreUnavailable,
+)
+
+APPLICATION_ID: Final = 0x6E6F6D72  # "nomr", so that no other program's file is taken for ours
+
+_BUSY = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_PROTOCOL")
+_CORRUPT = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
+T = TypeVar("T")
+Statement = Callable[[sqlite3.Connection], T]
+
+
+class _Moved(Exception):
+    """The file under our connection is no longer the one at its path."""
+
+
+class SqliteFile:
+    """Runs statements on the database at ``path``; ``schema`` are the statements that make it."""
+
+    def __init__(self, path: str, *, version: int, schema: tuple[str, ...], patience_s: float):
+        self.path = path
+        self._version = version
+        self._schema = schema
+        self._patience_s = patience_s
+        self._db: sqlite3.Connection | None = None
+        self._identity = (0, 0)
+
+    @property
+    def in_transaction(self) -> bool:
+        return self._db is not None and self._db.in_transaction
+
+    def run(self, statement: Statement[T]) -> T:
+        """The statement's result, or a StoreError; outside a transaction it is durable then.
+
+        Inside one, a file that was lost takes the whole transaction with it: StoreUnavailable.
+        """
+        deadline = time.monotonic() + self._patience_s
+        pause_s = 0.0005
+        while True:
+            within = self.in_transaction
+            try:
+                return self._run_once(statement)
+            except _Moved:
+                self.close()
+                if within:
+                    raise StoreUnavailable(f"{self.path} was set aside meanwhile") from None
+            except sqlite3.IntegrityError as error:
+                raise KeyExists("a document of this key is there already") from error
+            except sqlite3.Error as error:
+                name = str(getattr(error, "sqlite_errorname", ""))
+                late = time.monotonic() >= deadline
+                if name.startswith(_CORRUPT) and not late:
+                    self.set_aside(str(error))
+                    if within:
+                        raise StoreUnavailable(f"{self.path} was corrupt: {error}") from error
+                elif not name.startswith(_BUSY):
+                    self.close()
+                    raise _unavailable(self.path, name, error) from error
+                elif late:
+                    raise StoreUnavailable(
+                        f"{self.path} stayed locked for {self._patience_s:g} s",
+                        hint=f"see who holds it: fuser -v {self.path}",
+                    ) from error
+            # SQLite's own busy handler soon waits 100 ms at a time, and starves under 8 writers.
+            time.sleep(pause_s)
+            pause_s = min(pause_s * 1.5, 0.01)
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[None]:
+        """All that is run inside becomes durable at its end, or, on an exception, nothing."""
+        self.run(lambda db: db.execute("BEGIN IMMEDIATE"))
+        try:
+            yield
+            self.run(lambda db: db.execute("COMMIT"))
+        except BaseException:
+            if self._db is not None and self._db.in_transaction:
+                try:
+                    self._db.execute("ROLLBACK")
+                except sqlite3.Error:
+                    self.close()
+            raise
+
+    def close(self) -> None:
+        if self._db is not None:
+            self._db.close()
+            self._db = None
+
+    def set_aside(self, why: str) -> None:
+        """Rename the corrupt file and its companions; the next statement begins a new one."""
+        import logging  # a rare and loud path; the usual start-up should not pay for the import
+
+        self.close()
+        with self._lock():
+            if _identify(self.path) != self._identity:
+                return  # another process was faster
+            stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+            aside = f"{self.path}.corrupt-{stamp}"
+            while os.path.exists(aside):
+                aside += "-again"
+            try:
+                # The database last: a new one must never meet the old one's write-ahead log.
+                for companion in ("-shm", "-wal", ""):
+                    with contextlib.suppress(FileNotFoundError):
+                        os.rename(self.path + companion, aside + companion)
+            except OSError as error:
+                raise StoreUnavailable(
+                    f"{self.path} is corrupt ({why}) and cannot be set aside: {error.strerror}",
+                    hint=f"move {self.path}* away by hand",
+                ) from error
+        logging.getLogger("nomarr.store").critical(
+            "%s is corrupt (%s). It was set aside as %s and a new, empty one begun."
+            " Masks in systemd still hold; restart counts begin again.",
+            self.path,
+            why,
+            aside,
+        )
+
+    def _run_once(self, statement: Statement[T]) -> T:
+        if self._db is None:
+            self._db = self._open()
+        elif _identify(self.path) != self._identity:
+            raise _Moved
+        result = statement(self._db)
+        # A commit into a file that was set aside in this very moment has recorded nothing.
+        if not self._db.in_transaction and _identify(self.path) != self._identity:
+            raise _Moved
+        return result
+
+    def _open(self) -> sqlite3.Connection:
+        try:
+            os.makedirs(os.path.dirname(self.path), 0o750, exist_ok=True)
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            os.close(os.open(self.path, flags, 0o600))
+        except OSError as error:
+            raise StoreUnavailable(
+                f"cannot open {self.path}: {error.strerror}",
+                hint="does the directory exist, and may this user write there?",
+            ) from error
+        self._identity = _identify(self.path)
+        db = sqlite3.connect(self.path, isolation_level=None, timeout=0)
+        try:
+            if self._version_of(db) != self._version:
+                with self._lock():
+                    self._make_schema(db)
+            db.execute("PRAGMA synchronous = FULL")
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+    def _version_of(self, db: sqlite3.Connection) -> int:
+        """The file's schema version, 0 for a new file; refuses what is not ours or too new."""
+        version = int(db.execute("PRAGMA user_version").fetchone()[0])
+        application = int(db.execute("PRAGMA application_id").fetchone()[0])
+        if application == APPLICATION_ID and version > self._version:
+            raise SchemaTooNew(
+                f"{self.path} has schema {version}; this version knows up to {self._version}",
+                hint="upgrade nomarr-systemd again, or restore a backup from before its upgrade",
+            )
+        if application != APPLICATION_ID and db.execute("SELECT 1 FROM sqlite_master").fetchone():
+            raise StoreRefused(
+                f"{self.path} is a database of another program",
+                hint="point [store] url at a directory of its own",
+            )
+        return version
+
+    def _make_schema(self, db: sqlite3.Connection) -> None:
+        if self._version_of(db) == self._version:
+            return  # made by another process while we waited for the lock
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("BEGIN IMMEDIATE")
+        for statement in self._schema:
+            db.execute(statement)
+        db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        db.execute(f"PRAGMA user_version = {self._version}")
+        db.execute("COMMIT")
+
+    @contextlib.contextmanager
+    def _lock(self) -> Iterator[None]:
+        fd = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            deadline = time.monotonic() + self._patience_s
+            while True:
+                try:
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() >= deadline:
+                        raise StoreUnavailable(f"{self.path}.lock stayed locked") from None
+                    time.sleep(0.002)
+            yield
+        finally:
+            os.close(fd)
+
+
+def _identify(path: str) -> tuple[int, int]:
+    try:
+        status = os.stat(path)
+    except FileNotFoundError:
+        return (0, 0)
+    return (status.st_dev, status.st_ino)
+
+
+def _unavailable(path: str, name: str, error: sqlite3.Error) -> StoreError:
+    if name.startswith("SQLITE_FULL"):
+        return StoreUnavailable(f"no space left for {path}", hint="free some disk space")
+    if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM")):
+        return StoreUnavailable(f"cannot use {path}: {error}", hint="check its owner and mode")
+    return StoreUnavailable(f"{path}: {error} ({name or type(error).__name__})")
