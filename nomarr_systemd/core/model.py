@@ -97,7 +97,11 @@ class Decision(NamedTuple):
     delay_ms: int
     reason: str  # one line for people
     evidence: Evidence
-    failure_reason: str = ""  # what is recorded with a mask
+
+    @property
+    def failure_reason(self) -> str:
+        """What is recorded with a mask; empty for every other decision."""
+        return self.reason if self.action == "fail" else ""
 
 
 class History(NamedTuple):

@@ -76,6 +76,17 @@ def decide(history: History, failure: Failure, rules: Rules, now: Moment) -> Dec
     )
 
 
+def decide_blind(failure: Failure, rules: Rules) -> Decision:
+    """What to do while the store is away: the longest backoff, and never a mask."""
+    evidence = Evidence(0, rules.max_restarts, 0, rules.max_lifetime_restarts, 0, None)
+    excuse = _excuse(failure)
+    if excuse is not None:
+        return Decision(*excuse, evidence)
+    delay_ms = round(rules.backoff_max_s * 1000)
+    why = f"the store is away: restart after {describe_ms(delay_ms)}, to be booked later"
+    return Decision("restart", delay_ms, why, evidence)
+
+
 def _excuse(failure: Failure) -> tuple[Action, int, str] | None:
     """Deaths that are not the worker's fault, by what systemd itself knows."""
     if failure.stop_asked:
@@ -92,7 +103,7 @@ def _excuse(failure: Failure) -> tuple[Action, int, str] | None:
 
 
 def _fail(why: str, evidence: Evidence) -> Decision:
-    return Decision("fail", 0, f"masked: {why}", evidence, why)
+    return Decision("fail", 0, why, evidence)
 
 
 def _count_younger(history: History, window_ms: int, now: Moment) -> int:

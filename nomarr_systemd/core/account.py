@@ -1,0 +1,366 @@
+"""One worker's account in the ledger: what is on record, and how each booking changes it.
+
+Pure: an account and an event give the next account. That a booking happens exactly once, by one
+compare-and-swap of the document, is the ledger's work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, cast
+
+from nomarr_systemd.core.exits import reason_for
+from nomarr_systemd.core.model import (
+    Action,
+    Decision,
+    Evidence,
+    Failure,
+    History,
+    Moment,
+    Reason,
+    Rules,
+    age_ms,
+)
+from nomarr_systemd.core.policy import decide
+
+Restart = Sequence[Any]  # a counted restart: invocation, wall_ms, boot_id, boottime_ms
+
+RING: Final = 100  # records kept; also the most restarts that a window can be asked to count
+DECISIONS: Final = ("restart", "fail", "hold", "ignore")
+EFFECTS: Final = ("pending", "scheduled", "done")
+
+
+class Record(NamedTuple):
+    """One line of the account; new fields go last.
+
+    In the document it is one text, fields between bars: a full ring is then read and written in
+    a fraction of the time of a durable commit, as a hundred JSON objects are not.
+    """
+
+    attempt: int  # 1, 2, 3 … for as long as the document lives
+    invocation: str  # "" where no run is meant
+    action: str  # restart, fail, hold, ignore; refund, manual, reset
+    kind: str
+    code: int
+    delay_ms: int
+    wall_ms: int
+    boot_id: str
+    boottime_ms: int
+    effect: str  # pending, scheduled, done
+    run_ms: int | None
+    window_used: int
+    window_limit: int
+    lifetime_used: int
+    lifetime_limit: int
+    k: int
+    next_available_ms: int | None
+    text: str  # why, in one line
+    by: str = ""  # who, when a person acted
+
+    @classmethod
+    def read(cls, row: str) -> Record:
+        """The record that a row of the document holds; what a newer version added is left out."""
+        texts = row.split("|")
+        return cls(
+            *(
+                parse(text)  # type: ignore[arg-type]  # in the order of the fields
+                for parse, text in zip(_PARSERS, texts, strict=False)
+            )
+        )
+
+    def write(self) -> str:
+        return "|".join(["" if value is None else _clean(value) for value in self])
+
+    @property
+    def reason(self) -> Reason:
+        """The seeds' coarser word: failure, health, timeout or manual."""
+        return "manual" if self.action in ("manual", "reset") else reason_for(self.kind)
+
+    @property
+    def moment(self) -> Moment:
+        return Moment(self.wall_ms, self.boot_id, self.boottime_ms)
+
+    @property
+    def due(self) -> Moment:
+        return self.moment.later(self.delay_ms)
+
+    @property
+    def decision(self) -> Decision:
+        evidence = Evidence(*self[11:17])
+        return Decision(cast(Action, self.action), self.delay_ms, self.text, evidence)
+
+
+def _clean(value: object) -> str:
+    """A field's text: one line, without the bar that ends it."""
+    return str(value).replace("|", "/").replace("\n", " ")
+
+
+def _maybe_int(text: str) -> int | None:
+    return int(text) if text else None
+
+
+_PARSERS: Final[tuple[Callable[[str], object], ...]] = (
+    *(int, str, str, str, int, int, int, str, int, str, _maybe_int),
+    *(int, int, int, int, int, _maybe_int, str, str),
+)
+
+
+class Statistics(NamedTuple):
+    """What an account adds up to."""
+
+    total_restarts: int  # ever, resets or not
+    lifetime_restarts: int  # since the last reset
+    window_restarts: int
+    rate_per_s: float  # window_restarts over the window
+    recoveries: int  # restarts after which it ran stably
+
+
+class Account(NamedTuple):
+    """One document of ``worker_restart_policy``."""
+
+    component_id: str
+    host: str = ""
+    restart_count: int = 0  # since the last reset: what the lifetime limit is held against
+    last_restart_wall_ms: int | None = None
+    failed_at_wall_ms: int | None = None
+    failure_reason: str | None = None
+    updated_at_wall_ms: int | None = None
+    attempts: int = 0
+    total_restarts: int = 0
+    recoveries: int = 0
+    k: int = 0
+    last_due: Moment | None = None  # when the present or last run was due to begin
+    window: Sequence[Restart] = ()  # counted restarts, in the order of their booking
+    rows: Sequence[str] = ()  # records as they lie in the document, oldest first
+
+    @property
+    def records(self) -> list[Record]:
+        return [Record.read(row) for row in self.rows]
+
+    def find(self, invocation: str, actions: Sequence[str] = DECISIONS) -> Record | None:
+        """The last record of this invocation, by default its decision."""
+        mark = f"|{invocation}|"
+        for row in reversed(self.rows):
+            if mark in row:
+                record = Record.read(row)
+                if record.invocation == invocation and record.action in actions:
+                    return record
+        return None
+
+
+def from_doc(doc: Mapping[str, Any]) -> Account:
+    """The account that a document holds. Fields of a newer version are left alone."""
+    values = {name: doc[name] for name in Account._fields if name in doc}
+    if values.get("last_due") is not None:
+        values["last_due"] = Moment(*values["last_due"])
+    values["rows"] = doc.get("records", ())
+    return Account(**values)
+
+
+def to_doc(account: Account) -> dict[str, Any]:
+    """The document, without ``_key`` and ``_rev``."""
+    doc = account._asdict()
+    doc["records"] = doc.pop("rows")
+    return doc
+
+
+def history_for(account: Account, invocation: str, now: Moment) -> History:
+    """What ``decide`` needs to know about this failure's past."""
+    known = account.find(invocation)
+    here = [boottime_ms for _, _, boot, boottime_ms in account.window if boot == now.boot_id]
+    elsewhere = [wall_ms for _, wall_ms, boot, _ in account.window if boot != now.boot_id]
+    here.sort()
+    elsewhere.sort()
+    return History(
+        {invocation: known.decision} if known else {},
+        here,
+        elsewhere,
+        account.restart_count,
+        account.k,
+        account.last_due,
+    )
+
+
+def record_failure(
+    account: Account, failure: Failure, rules: Rules, now: Moment
+) -> tuple[Account, Record]:
+    """Decide and book; a failure that is on record already changes nothing."""
+    decision = decide(history_for(account, failure.invocation, now), failure, rules, now)
+    return book(account, failure, decision, rules, now)
+
+
+def book(
+    account: Account, failure: Failure, decision: Decision, rules: Rules, at: Moment
+) -> tuple[Account, Record]:
+    """Put a decision on record, once: ``at`` is when it was taken."""
+    known = account.find(failure.invocation)
+    if known is not None:
+        return account, known
+    due = account.last_due
+    if due is not None and age_ms(due, at) >= rules.stable_after_s * 1000:
+        account = account._replace(recoveries=account.recoveries + 1, k=0, last_due=None)
+    account, record = _append(
+        account,
+        at,
+        invocation=failure.invocation,
+        action=decision.action,
+        kind=failure.kind,
+        code=failure.code,
+        delay_ms=decision.delay_ms,
+        effect="done" if decision.action == "ignore" else "pending",
+        run_ms=failure.run_ms,
+        evidence=decision.evidence,
+        text=decision.reason,
+    )
+    if decision.action == "restart":
+        account = _count(account, record)
+    elif decision.action == "fail":
+        account = account._replace(
+            failed_at_wall_ms=at.wall_ms, failure_reason=decision.failure_reason
+        )
+    return account, record
+
+
+def refund(
+    account: Account, invocation: str, rules: Rules, now: Moment, why: str
+) -> tuple[Account, Record | None]:
+    """Give a counted restart back to the window: never to the lifetime limit or the backoff.
+
+    None if it is not in the window, was refunded before, or the window has had its share.
+    """
+    window = [entry for entry in account.window if entry[0] != invocation]
+    window_ms = rules.window_s * 1000
+    refunded = sum(
+        record.action == "refund" and age_ms(record.moment, now) < window_ms
+        for record in account.records
+    )
+    if len(window) == len(account.window) or refunded >= rules.max_restarts:
+        return account, None
+    account, record = _append(account, now, invocation=invocation, action="refund", text=why)
+    return account._replace(window=window), record
+
+
+def record_manual(
+    account: Account, invocation: str, now: Moment, by: str
+) -> tuple[Account, Record]:
+    """A person started it: on record, never counted, and whatever was pending is settled."""
+    known = account.find(invocation, ("manual",))
+    if known is not None:
+        return account, known
+    account, record = _append(_settle(account), now, invocation=invocation, action="manual", by=by)
+    return account._replace(last_due=now), record
+
+
+def set_effect(account: Account, invocation: str, effect: str, now: Moment) -> Account:
+    """Note how far a decision has been carried out; what is done stays done."""
+    known = account.find(invocation)
+    if known is None or EFFECTS.index(effect) <= EFFECTS.index(known.effect):
+        return account
+    old, new = known.write(), known._replace(effect=effect).write()
+    rows = [new if row == old else row for row in account.rows]
+    account = account._replace(rows=rows, updated_at_wall_ms=now.wall_ms)
+    # A held worker that was let go begins its run now, not when it was last restarted.
+    released = known.action == "hold" and effect == "done"
+    return account._replace(last_due=now) if released else account
+
+
+def reset(account: Account, now: Moment, by: str) -> Account:
+    """Begin the counts again; the ring stays as history."""
+    account, _record = _append(_settle(account), now, action="reset", by=by)
+    return account._replace(
+        restart_count=0,
+        last_restart_wall_ms=None,
+        failed_at_wall_ms=None,
+        failure_reason=None,
+        k=0,
+        last_due=None,
+        window=(),
+    )
+
+
+def mark_failed(account: Account, failure_reason: str, now: Moment) -> Account:
+    """Failed for good, by someone else's judgement than the policy's; the count is kept."""
+    account, _record = _append(account, now, action="fail", text=failure_reason)
+    return account._replace(failed_at_wall_ms=now.wall_ms, failure_reason=failure_reason)
+
+
+def increment(account: Account, now: Moment) -> Account:
+    """Count a restart that somebody else has done."""
+    account, record = _append(account, now, action="restart", effect="done")
+    return _count(account, record)
+
+
+def statistics(account: Account, window_s: float, now: Moment) -> Statistics:
+    """Totals, and the rate over the last ``window_s`` seconds."""
+    window_ms = window_s * 1000
+    recent = sum(age_ms(Moment(*moment), now) < window_ms for _, *moment in account.window)
+    return Statistics(
+        account.total_restarts,
+        account.restart_count,
+        recent,
+        recent / window_s if window_s else 0.0,
+        account.recoveries,
+    )
+
+
+def _append(
+    account: Account,
+    at: Moment,
+    *,
+    action: str,
+    invocation: str = "",
+    kind: str = "",
+    code: int = 0,
+    delay_ms: int = 0,
+    effect: str = "done",
+    run_ms: int | None = None,
+    evidence: Evidence | None = None,
+    text: str = "",
+    by: str = "",
+) -> tuple[Account, Record]:
+    record = Record(
+        account.attempts + 1,
+        invocation,
+        action,
+        kind,
+        code,
+        delay_ms,
+        at.wall_ms,
+        at.boot_id,
+        at.boottime_ms,
+        effect,
+        run_ms,
+        *(evidence or Evidence(len(account.window), 0, account.restart_count, 0, account.k, None)),
+        text,
+        by,
+    )
+    rows = [*account.rows[-(RING - 1) :], record.write()]
+    changed = account._replace(rows=rows, attempts=record.attempt, updated_at_wall_ms=at.wall_ms)
+    return changed, record
+
+
+def _count(account: Account, record: Record) -> Account:
+    # A restart that waits for room takes its place in the window when it happens.
+    cooling = record.window_used >= record.window_limit > 0
+    begun = record.due if cooling else record.moment
+    last = account.last_restart_wall_ms
+    return account._replace(
+        restart_count=account.restart_count + 1,
+        total_restarts=account.total_restarts + 1,
+        last_restart_wall_ms=record.wall_ms if last is None else max(last, record.wall_ms),
+        failed_at_wall_ms=None,
+        failure_reason=None,
+        k=account.k + 1,
+        last_due=record.due,
+        window=[*account.window[-(RING - 1) :], (record.invocation, *begun)],
+    )
+
+
+def _settle(account: Account) -> Account:
+    """A person acted: no pending restart or hold is owed any more."""
+    rows = []
+    for row in account.rows:
+        record = Record.read(row)
+        owed = record.action in ("restart", "hold") and record.effect != "done"
+        rows.append(record._replace(effect="done").write() if owed else row)
+    return account._replace(rows=rows)

@@ -1,0 +1,225 @@
+"""Health frames, ``HEALTH|{json}\\n``: bytes into frames and counted drops, and back into bytes.
+
+The decoder takes any bytes in any pieces, keeps at most one frame's length, and never raises.
+Who reads the pipe, and what a frame means for health, is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from json.decoder import JSONDecoder
+from types import NoneType
+from typing import Any, Final, NamedTuple
+
+from nomarr_systemd.core.health import Event
+
+MAX_FRAME: Final = 4096  # with the newline: what a pipe takes in one piece
+PREFIX: Final = b"HEALTH|"
+
+# The status words, each as the one event that all its frames share.
+EVENTS: Final[Mapping[str, Event]] = {
+    word: Event(word) for word in ("pending", "healthy", "unhealthy", "recovering", "stopping")
+}
+STATUS_OF_PHASE: Final[Mapping[str, str]] = {
+    "initializing": "pending",
+    "loading_models": "pending",
+    "idle": "healthy",
+    "processing": "healthy",
+    "backing_off": "unhealthy",
+    "stopping": "stopping",
+}
+
+# Why a line was dropped. Each is counted on its own; all of them are silence.
+DROPS: Final = ("prefix", "length", "encoding", "json", "component", "status", "field", "cut")
+
+# The optional fields that have a type; all others are the worker's own business.
+_TYPES: Final[Mapping[str, frozenset[type]]] = {
+    "phase": frozenset((str, NoneType)),
+    "job": frozenset((str, int, NoneType)),
+    "seq": frozenset((int, NoneType)),
+    "pid": frozenset((int, NoneType)),
+    "invocation": frozenset((str, NoneType)),
+    "progress_age_s": frozenset((int, float, NoneType)),
+    "recover_for_s": frozenset((int, float, NoneType)),
+    "metrics": frozenset((dict, NoneType)),
+}
+
+
+class Frame(NamedTuple):
+    """One valid frame: the event for the health machine, and its line for the black box."""
+
+    event: Event
+    line: bytes
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """All it said, known and unknown. Parsed anew: most frames are never asked."""
+        fields: dict[str, Any] = json.loads(self.line[len(PREFIX) :])
+        return fields
+
+
+def _refuse(text: str) -> float:
+    raise ValueError(text)
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if value - value != 0:  # 1e999 is JSON, but no quantity
+        raise ValueError(text)
+    return value
+
+
+# The scanner behind json.loads, without its two searches for white space at every call.
+_scan: Callable[[str, int], tuple[Any, int]] = JSONDecoder(  # type: ignore[attr-defined]
+    parse_float=_finite, parse_constant=_refuse
+).scan_once
+
+# From one frame to the next a worker mostly changes what comes last: its count and the age of its
+# progress. A line that begins as the last valid one did, and ends like this, is valid too. (Within
+# a JSON text the quotes would be escaped, and within a nested object one brace would not end it.)
+_STEM_END: Final = b',"seq":'
+_match_tail = re.compile(
+    rb'(?:0|[1-9][0-9]{0,17})(?:,"progress_age_s":(?:0|[1-9][0-9]{0,8})(?:\.[0-9]{1,9})?)?\}'
+).fullmatch
+
+
+class Decoder:
+    """Takes one worker's pipe apart. ``drops`` counts refused lines by kind, for life."""
+
+    __slots__ = ("_component_id", "_event", "_rest", "_skipping", "_stem", "drops")
+
+    def __init__(self, component_id: str) -> None:
+        self._component_id = component_id
+        self._rest = b""
+        self._skipping = False  # inside a line that is already too long
+        self._stem = b""  # how the last valid line began, up to what changes in every frame
+        self._event = EVENTS["pending"]  # and the event it was
+        self.drops: dict[str, int] = {}
+
+    def feed(self, chunk: bytes) -> list[Frame]:
+        """The frames that are complete now."""
+        if self._rest or self._skipping:
+            chunk = self._rest + chunk
+            self._rest = b""
+        lines = chunk.split(b"\n")
+        rest = lines.pop()
+        if self._skipping and lines:
+            del lines[0]
+            self._skipping = False
+        if rest and not self._skipping:
+            if len(rest) < MAX_FRAME:
+                self._rest = rest
+            else:
+                self._drop("length")
+                self._skipping = True
+        frames = []
+        for line in lines:
+            stem = self._stem
+            if stem and line.startswith(stem) and _match_tail(line, len(stem)):
+                if len(line) < MAX_FRAME:
+                    frames.append(Frame(self._event, line))
+                else:
+                    self._drop("length")
+            else:
+                event = self._parse(line)
+                if event is not None:
+                    frames.append(Frame(event, line))
+        return frames
+
+    def finish(self) -> None:
+        """The pipe has ended: what is left of a line will never be one."""
+        if self._rest:
+            self._drop("cut")
+        self._rest = b""
+        self._skipping = False
+
+    def _parse(self, line: bytes) -> Event | None:
+        """The event that a line is; a line that is none is counted."""
+        if not line.startswith(PREFIX):
+            return self._drop("prefix")
+        if len(line) >= MAX_FRAME:
+            return self._drop("length")
+        try:
+            text = line.decode()
+        except UnicodeDecodeError:
+            return self._drop("encoding")
+        try:
+            fields, end = _scan(text, len(PREFIX))
+        except (ValueError, StopIteration, RecursionError):
+            return self._drop("json")
+        if type(fields) is not dict or text[end:].strip(" \t\r"):
+            return self._drop("json")
+        if "\\u" in text and not _is_text(fields):
+            return self._drop("encoding")
+        if fields.get("component_id") != self._component_id:
+            return self._drop("component")
+        status = fields.get("status")
+        if status is None:
+            phase = fields.get("phase")
+            status = STATUS_OF_PHASE.get(phase) if type(phase) is str else None
+        event = EVENTS.get(status) if type(status) is str else None
+        if event is None:
+            return self._drop("status")
+        for name, value in fields.items():
+            types = _TYPES.get(name)
+            if types is not None and type(value) not in types:
+                return self._drop("field")
+        if status == "recovering":
+            event = Event("recovering", fields.get("recover_for_s"))
+        stem, stem_end, tail = line.rpartition(_STEM_END)
+        self._stem = stem + stem_end if stem_end and _match_tail(tail) else b""
+        self._event = event
+        return event
+
+    def _drop(self, kind: str) -> Event | None:
+        self.drops[kind] = self.drops.get(kind, 0) + 1
+        return None
+
+
+def _is_text(fields: dict[str, Any]) -> bool:
+    """False for escapes that make half a surrogate pair: no text, and fatal to whoever prints."""
+    try:
+        json.dumps(fields, ensure_ascii=False).encode()
+    except (UnicodeEncodeError, RecursionError):
+        return False
+    return True
+
+
+def encode(component_id: str, status: str, **fields: object) -> bytes:
+    """A frame's bytes, with the newline and never longer than MAX_FRAME.
+
+    What does not fit is left out: the worker's own fields, then metrics, then the beginning of a
+    long job. A value that is no JSON is left out too: a frame that says less beats one not sent.
+    """
+    if status not in EVENTS:
+        raise ValueError(f"{status!r} is no status; say one of {', '.join(EVENTS)}")
+    required = {"component_id": component_id, "status": status}
+    last = {name: fields.pop(name) for name in ("seq", "progress_age_s") if name in fields}
+    said = {name: value for name, value in (fields | last).items() if _is_json(value)}
+    dispensable = [name for name in said if name not in _TYPES]
+    for name in (*dispensable, "metrics"):
+        if len(line := _write(required | said)) <= MAX_FRAME:
+            return line
+        said.pop(name, None)
+    while len(line := _write(required | said)) > MAX_FRAME:
+        job = said.get("job")
+        if not isinstance(job, str) or len(job) < 16:
+            return _write(required)
+        said["job"] = "…" + job[len(job) // 2 :]
+    return line
+
+
+def _write(fields: Mapping[str, object]) -> bytes:
+    text = json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
+    # A file name that is no UTF-8 reaches Python as half surrogate pairs: "?" stands for those.
+    return PREFIX + text.encode(errors="replace") + b"\n"
+
+
+def _is_json(value: object) -> bool:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return value is not None

@@ -1,0 +1,302 @@
+"""The health machine: ``step(state, event, now, rules)`` gives the next state and what changed.
+
+It knows component ids, frames, silence and time (monotonic seconds), and no process, no pipe, no
+database and no word of any domain. ``TABLE`` is the machine; everything below it is one cell each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
+
+from nomarr_systemd.core.model import HealthRules
+
+
+class Event(NamedTuple):
+    """Something that happened to a worker: a frame by its status word, or one of OTHER_EVENTS."""
+
+    kind: str
+    recover_for_s: float | None = None
+
+
+REGISTERED: Final = Event("registered")  # systemd shows a new invocation of the unit
+TICK: Final = Event("tick")  # time has passed
+NOISE: Final = Event("noise")  # a line came that is no valid frame
+EOF_GONE: Final = Event("eof-gone")  # the pipe ended and the main process is gone
+EOF_ALIVE: Final = Event("eof-alive")  # the pipe ended and the main process lives
+SET_FAILED: Final = Event("set-failed")
+RESET: Final = Event("reset")
+OTHER_EVENTS: Final = (REGISTERED, TICK, NOISE, EOF_GONE, EOF_ALIVE, SET_FAILED, RESET)
+
+STATUSES: Final = (
+    "unregistered",
+    "pending",
+    "healthy",
+    "unhealthy",
+    "recovering",
+    "dead",
+    "failed",
+)
+
+
+class State(NamedTuple):
+    """All that is known of one worker's health."""
+
+    component_id: str
+    status: str = "unregistered"
+    at: float = 0.0  # the last sign of life: its registration or a valid frame
+    misses: int = 0  # staleness intervals since then that passed in silence
+    stopping: bool = False  # it said so: silence is no longer judged
+    noise: bool = False  # lines came since then, but no valid frame
+    by_frames: bool = False  # unhealthy by its own word, not by silence
+    unhealthy_since: float = 0.0
+    recovery_since: float | None = None  # only a healthy frame or a new run clears it
+    recover_until: float = 0.0
+    late: int = 0  # frames that came after death
+    cause: str = ""  # of death: one of exits.LABELS, or pipe-closed
+
+
+class Transition(NamedTuple):
+    """What handlers are told: ``(component_id, old, new, context)``."""
+
+    component_id: str
+    old: str
+    new: str
+    context: str
+
+
+# What the machine says outside, in the words of the owner contract and of the health decision.
+REPORTED: Final[Mapping[str, str]] = {
+    "unregistered": "pending",
+    "pending": "pending",
+    "healthy": "healthy",
+    "unhealthy": "unhealthy",
+    "recovering": "unhealthy",
+    "dead": "unhealthy",
+    "failed": "failed",
+}
+DECISION: Final[Mapping[str, str]] = {
+    "unregistered": "Unknown",
+    "pending": "Unknown",
+    "healthy": "Healthy",
+    "unhealthy": "Degraded",
+    "recovering": "Degraded",
+    "dead": "Unhealthy",
+    "failed": "Unhealthy",
+}
+
+_NOTHING: Final[tuple[Transition, ...]] = ()
+
+
+def step(
+    state: State, event: Event, now: float, rules: HealthRules
+) -> tuple[State, tuple[Transition, ...]]:
+    """The next state, and the transitions on the way to it."""
+    cell = TABLE[state.status].get(event.kind)
+    if cell is None:
+        return state, _NOTHING
+    after = cell(state, event, now, rules)
+    if after.status == state.status and event is not TICK:
+        return after, _NOTHING
+    transitions = []
+    while True:
+        if after.status != state.status:
+            transitions.append(
+                Transition(state.component_id, state.status, after.status, after.cause)
+            )
+        # A late tick may owe several changes, such as unhealthy and then dead.
+        if event is not TICK or after is state:
+            return after, tuple(transitions)
+        state, cell = after, TABLE[after.status].get("tick", _stay)
+        after = cell(state, event, now, rules)
+
+
+def deadline(state: State, rules: HealthRules) -> float | None:
+    """When the next tick will change something, if nothing else happens before."""
+    if state.stopping:
+        return None
+    match state.status:
+        case "pending":
+            return state.at + rules.startup_timeout_s
+        case "recovering":
+            return state.recover_until
+        case "healthy" | "unhealthy":
+            stale = state.at + (state.misses + 1) * rules.staleness_interval_s
+            if state.by_frames and rules.max_unhealthy_s:
+                return min(stale, state.unhealthy_since + rules.max_unhealthy_s)
+            return stale
+        case _:
+            return None
+
+
+Cell = Callable[[State, Event, float, HealthRules], State]
+
+
+def _stay(state: State, _event: Event, _now: float, _rules: HealthRules) -> State:
+    return state
+
+
+def _register(state: State, _event: Event, now: float, _rules: HealthRules) -> State:
+    return State(state.component_id, "pending", now)
+
+
+def _become_healthy(state: State, _event: Event, now: float, _rules: HealthRules) -> State:
+    return State(state.component_id, "healthy", now, 0, state.stopping)
+
+
+def _become_unhealthy(state: State, _event: Event, now: float, _rules: HealthRules) -> State:
+    return State(
+        state.component_id,
+        "unhealthy",
+        now,
+        stopping=state.stopping,
+        by_frames=True,
+        unhealthy_since=state.unhealthy_since if state.by_frames else now,
+        recovery_since=state.recovery_since,
+    )
+
+
+def _become_pending(state: State, _event: Event, now: float, _rules: HealthRules) -> State:
+    return State(
+        state.component_id,
+        "pending",
+        now,
+        stopping=state.stopping,
+        recovery_since=state.recovery_since,
+    )
+
+
+def _become_recovering(state: State, event: Event, now: float, rules: HealthRules) -> State:
+    """However it asks, and whatever it says in between: never past entry + max_recovery_s."""
+    asked = rules.max_recovery_s if event.recover_for_s is None else event.recover_for_s
+    granted = min(max(asked, rules.min_recovery_s), rules.max_recovery_s)
+    since = now if state.recovery_since is None else state.recovery_since
+    return State(
+        state.component_id,
+        "recovering",
+        now,
+        stopping=state.stopping,
+        recovery_since=since,
+        recover_until=min(now + granted, since + rules.max_recovery_s),
+    )
+
+
+def _live_on(state: State, _event: Event, now: float, _rules: HealthRules) -> State:
+    return state._replace(at=now, misses=0, noise=False)
+
+
+def _stop(state: State, _event: Event, now: float, _rules: HealthRules) -> State:
+    return state._replace(at=now, misses=0, noise=False, stopping=True)
+
+
+def _hear_noise(state: State, _event: Event, _now: float, _rules: HealthRules) -> State:
+    return state if state.noise else state._replace(noise=True)
+
+
+def _count_late(state: State, _event: Event, _now: float, _rules: HealthRules) -> State:
+    return state._replace(late=state.late + 1)
+
+
+def _pass_time(state: State, _event: Event, now: float, rules: HealthRules) -> State:
+    """At most one change; ``step`` comes back until time owes nothing more."""
+    due = deadline(state, rules)
+    if due is None or now < due:
+        return state
+    if state.status == "pending":
+        return _die(state, "invalid-heartbeat" if state.noise else "startup-timeout")
+    if state.status == "recovering":
+        return _die(state, "recovery-timeout")
+    if due < state.at + (state.misses + 1) * rules.staleness_interval_s:
+        return _die(state, "unhealthy-too-long")
+    misses = state.misses + 1
+    if misses >= rules.max_misses:
+        return _die(state, "invalid-heartbeat" if state.noise else "stale")
+    return state._replace(status="unhealthy", misses=misses)
+
+
+def _lose_process(state: State, _event: Event, _now: float, _rules: HealthRules) -> State:
+    if state.stopping:
+        return State(state.component_id)
+    return _die(state, "pipe-closed")
+
+
+def _fail(state: State, _event: Event, _now: float, _rules: HealthRules) -> State:
+    return State(state.component_id, "failed", cause=state.cause)
+
+
+def _forget(state: State, _event: Event, _now: float, _rules: HealthRules) -> State:
+    return State(state.component_id)
+
+
+def _die(state: State, cause: str) -> State:
+    return State(state.component_id, "dead", state.at, state.misses, cause=cause)
+
+
+# The machine (DESIGN §7): status → event → what happens. An event that is not listed changes
+# nothing. Frames come under their status word.
+TABLE: Final[Mapping[str, Mapping[str, Cell]]] = {
+    "unregistered": {
+        "registered": _register,
+        "set-failed": _fail,
+    },
+    "pending": {
+        "registered": _register,
+        "pending": _become_pending,
+        "healthy": _become_healthy,
+        "unhealthy": _become_unhealthy,
+        "recovering": _become_recovering,
+        "stopping": _stop,
+        "tick": _pass_time,
+        "noise": _hear_noise,
+        "eof-gone": _lose_process,
+        "set-failed": _fail,
+    },
+    "healthy": {
+        "registered": _register,
+        "pending": _become_pending,
+        "healthy": _become_healthy,
+        "unhealthy": _become_unhealthy,
+        "recovering": _become_recovering,
+        "stopping": _stop,
+        "tick": _pass_time,
+        "noise": _hear_noise,
+        "eof-gone": _lose_process,
+        "set-failed": _fail,
+    },
+    "unhealthy": {
+        "registered": _register,
+        "pending": _become_pending,
+        "healthy": _become_healthy,
+        "unhealthy": _become_unhealthy,
+        "recovering": _become_recovering,
+        "stopping": _stop,
+        "tick": _pass_time,
+        "noise": _hear_noise,
+        "eof-gone": _lose_process,
+        "set-failed": _fail,
+    },
+    "recovering": {
+        "registered": _register,
+        "pending": _live_on,  # its deadline does not move: loading again is no way around it
+        "healthy": _become_healthy,
+        "unhealthy": _become_unhealthy,
+        "recovering": _become_recovering,
+        "stopping": _stop,
+        "tick": _pass_time,
+        "noise": _hear_noise,
+        "eof-gone": _lose_process,
+        "set-failed": _fail,
+    },
+    "dead": {
+        "registered": _register,
+        "pending": _count_late,
+        "healthy": _count_late,
+        "unhealthy": _count_late,
+        "recovering": _count_late,
+        "stopping": _count_late,
+        "set-failed": _fail,
+    },
+    "failed": {
+        "reset": _forget,
+    },
+}

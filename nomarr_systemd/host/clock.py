@@ -1,0 +1,24 @@
+"""The machine's three clocks, read together."""
+
+from __future__ import annotations
+
+import time
+from functools import cache
+
+from nomarr_systemd.core.model import Moment
+
+
+def now() -> Moment:
+    """This moment by wall time and by time since boot, suspend included."""
+    return Moment(
+        time.time_ns() // 1_000_000,
+        read_boot_id(),
+        time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000,
+    )
+
+
+@cache
+def read_boot_id() -> str:
+    """The kernel's random name of this boot, 32 hex digits."""
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return file.read().strip().replace("-", "")
