@@ -23,7 +23,9 @@ from nomarr_systemd.core.model import (
 )
 from nomarr_systemd.core.policy import decide
 
-Restart = Sequence[Any]  # a counted restart: invocation, wall_ms, boot_id, boottime_ms
+# Counted restarts by boot: invocation, wall_ms, boottime_ms and so on in one row, which JSON reads
+# and writes quickly and a slice takes apart.
+Window = Mapping[str, Sequence[Any]]
 
 RING: Final = 100  # records kept; also the most restarts that a window can be asked to count
 DECISIONS: Final = ("restart", "fail", "hold", "ignore")
@@ -130,7 +132,7 @@ class Account(NamedTuple):
     recoveries: int = 0
     k: int = 0
     last_due: Moment | None = None  # when the present or last run was due to begin
-    window: Sequence[Restart] = ()  # counted restarts, in the order of their booking
+    window: Window = {}  # noqa: RUF012  never changed in place
     rows: Sequence[str] = ()  # records as they lie in the document, oldest first
 
     @property
@@ -167,10 +169,13 @@ def to_doc(account: Account) -> dict[str, Any]:
 def history_for(account: Account, invocation: str, now: Moment) -> History:
     """What ``decide`` needs to know about this failure's past."""
     known = account.find(invocation)
-    here = [boottime_ms for _, _, boot, boottime_ms in account.window if boot == now.boot_id]
-    elsewhere = [wall_ms for _, wall_ms, boot, _ in account.window if boot != now.boot_id]
-    here.sort()
-    elsewhere.sort()
+    here = sorted(account.window.get(now.boot_id, ())[2::3])
+    elsewhere = sorted(
+        wall_ms
+        for boot_id, row in account.window.items()
+        if boot_id != now.boot_id
+        for wall_ms in row[1::3]
+    )
     return History(
         {invocation: known.decision} if known else {},
         here,
@@ -228,13 +233,13 @@ def refund(
 
     None if it is not in the window, was refunded before, or the window has had its share.
     """
-    window = [entry for entry in account.window if entry[0] != invocation]
+    window = _take_out(account.window, invocation)
     window_ms = rules.window_s * 1000
     refunded = sum(
         record.action == "refund" and age_ms(record.moment, now) < window_ms
         for record in account.records
     )
-    if len(window) == len(account.window) or refunded >= rules.max_restarts:
+    if window == account.window or refunded >= rules.max_restarts:
         return account, None
     account, record = _append(account, now, invocation=invocation, action="refund", text=why)
     return account._replace(window=window), record
@@ -274,7 +279,7 @@ def reset(account: Account, now: Moment, by: str) -> Account:
         failure_reason=None,
         k=0,
         last_due=None,
-        window=(),
+        window={},
     )
 
 
@@ -293,7 +298,11 @@ def increment(account: Account, now: Moment) -> Account:
 def statistics(account: Account, window_s: float, now: Moment) -> Statistics:
     """Totals, and the rate over the last ``window_s`` seconds."""
     window_ms = window_s * 1000
-    recent = sum(age_ms(Moment(*moment), now) < window_ms for _, *moment in account.window)
+    recent = sum(
+        age_ms(Moment(wall_ms, boot_id, boottime_ms), now) < window_ms
+        for boot_id, row in account.window.items()
+        for wall_ms, boottime_ms in zip(row[1::3], row[2::3], strict=True)
+    )
     return Statistics(
         account.total_restarts,
         account.restart_count,
@@ -330,7 +339,7 @@ def _append(
         at.boottime_ms,
         effect,
         run_ms,
-        *(evidence or Evidence(len(account.window), 0, account.restart_count, 0, account.k, None)),
+        *(evidence or Evidence(0, 0, account.restart_count, 0, account.k, None)),
         text,
         by,
     )
@@ -344,6 +353,9 @@ def _count(account: Account, record: Record) -> Account:
     cooling = record.window_used >= record.window_limit > 0
     begun = record.due if cooling else record.moment
     last = account.last_restart_wall_ms
+    due = account.last_due
+    # A booking may come late, after a restart that followed it.
+    overtaken = due is not None and age_ms(record.due, due) > 0
     return account._replace(
         restart_count=account.restart_count + 1,
         total_restarts=account.total_restarts + 1,
@@ -351,9 +363,30 @@ def _count(account: Account, record: Record) -> Account:
         failed_at_wall_ms=None,
         failure_reason=None,
         k=account.k + 1,
-        last_due=record.due,
-        window=[*account.window[-(RING - 1) :], (record.invocation, *begun)],
+        last_due=due if overtaken else record.due,
+        window=_put_in(account.window, record.invocation, begun),
     )
+
+
+def _put_in(window: Window, invocation: str, moment: Moment) -> Window:
+    """The window with one restart more, and without the oldest if there are too many."""
+    row = [*window.get(moment.boot_id, ()), invocation, moment.wall_ms, moment.boottime_ms]
+    window = {**window, moment.boot_id: row}
+    if sum(map(len, window.values())) > 3 * RING:
+        oldest = min(window, key=lambda boot_id: (boot_id == moment.boot_id, window[boot_id][1]))
+        window = {**window, oldest: window[oldest][3:]}
+    return {boot_id: row for boot_id, row in window.items() if row}
+
+
+def _take_out(window: Window, invocation: str) -> Window:
+    rows = {}
+    for boot_id, row in window.items():
+        if invocation in row:
+            place = row.index(invocation)
+            row = [*row[:place], *row[place + 3 :]]
+        if row:
+            rows[boot_id] = row
+    return rows
 
 
 def _settle(account: Account) -> Account:

@@ -6,6 +6,8 @@ exceptions are turned into these at the edge where they happen.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 
 class NomarrError(Exception):
     """What went wrong and where; ``hint`` says what to do about it."""
@@ -23,6 +25,38 @@ class BadName(NomarrError):
 
     code = "bad-name"
     exit_status = 2
+
+
+class Mistake(NamedTuple):
+    """One thing wrong in the configuration file; ``suggestion`` says what to write instead."""
+
+    line: int
+    key: str
+    problem: str
+    suggestion: str = ""
+
+    def __str__(self) -> str:
+        key = f"{self.key}: " if self.key else ""
+        suggestion = f"; {self.suggestion}" if self.suggestion else ""
+        return f"{self.line}: {key}{self.problem}{suggestion}"
+
+
+class ConfigError(NomarrError):
+    """The configuration cannot be used; ``mistakes`` are all that were found in it."""
+
+    code = "config"
+    exit_status = 78
+
+    def __init__(self, message: str, *, hint: str = "", mistakes: tuple[Mistake, ...] = ()) -> None:
+        super().__init__(message, hint=hint)
+        self.mistakes = mistakes
+
+
+class NoSuchWorker(NomarrError):
+    """A well-formed name of a worker that is not configured."""
+
+    code = "no-such-worker"
+    exit_status = 4
 
 
 class StoreError(NomarrError):

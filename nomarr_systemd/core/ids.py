@@ -10,6 +10,7 @@ import re
 from typing import NamedTuple
 
 from nomarr_systemd.core.errors import BadName
+from nomarr_systemd.core.quoting import quote
 
 MAX_INDEX = 4095  # one stored file descriptor per worker: FileDescriptorStoreMax=4096
 UNIT_PREFIX = "nomarr-worker@"
@@ -55,7 +56,7 @@ def parse_component(text: str) -> Component:
         raise _bad(text, "it has no pool and index")
     check_pool(pool, of=text)
     if not _INDEX.fullmatch(index):
-        raise _bad(text, f"the index {_quote(index)} is not a number without leading zeros")
+        raise _bad(text, f"the index {quote(index)} is not a number without leading zeros")
     if int(index) > MAX_INDEX:
         raise _bad(text, f"the index {index} is above {MAX_INDEX}")
     return Component(pool, int(index))
@@ -66,7 +67,7 @@ def check_pool(pool: str, *, of: str = "") -> None:
     if not _POOL.fullmatch(pool):
         raise _bad(
             of or pool,
-            f"the pool {_quote(pool)} is not a small letter followed by at most 30"
+            f"the pool {quote(pool)} is not a small letter followed by at most 30"
             " small letters, digits or underscores",
         )
 
@@ -86,7 +87,7 @@ def split_invocation(text: str) -> tuple[str, int]:
     match = _INVOCATION.fullmatch(text)
     if not match:
         raise BadName(
-            f"{_quote(text)} is not an invocation id",
+            f"{quote(text)} is not an invocation id",
             hint="systemd's ids are 32 hex digits: systemctl show -p InvocationID UNIT",
         )
     return match[1], int(match[2] or 0)
@@ -94,12 +95,6 @@ def split_invocation(text: str) -> tuple[str, int]:
 
 def _bad(text: str, why: str) -> BadName:
     return BadName(
-        f"{_quote(text)} is not a worker: {why}",
+        f"{quote(text)} is not a worker: {why}",
         hint="write worker:tag:0, tag-0 or nomarr-worker@tag-0.service",
     )
-
-
-def _quote(text: str) -> str:
-    """The text as it may be shown on a terminal: control characters escaped, not too long."""
-    shown = ascii(text)
-    return shown if len(shown) <= 80 else shown[:76] + "...'"

@@ -120,11 +120,15 @@ def _count_younger(history: History, window_ms: int, now: Moment) -> int:
 
 def _wait_for_room(history: History, limit: int, window_ms: int, now: Moment) -> int:
     """How long until fewer than ``limit`` restarts are younger than the window."""
-    ages = [max(0, now.boottime_ms - then) for then in history.this_boot_ms]
-    ages += [max(0, now.wall_ms - then) for then in history.other_boots_ms]
-    ages.sort()
+    here, elsewhere = history.this_boot_ms, history.other_boots_ms
     # The youngest limit-1 may stay; the next one has to reach the window's edge.
-    return window_ms - ages[limit - 1]
+    if not elsewhere:
+        age = now.boottime_ms - here[-limit]
+    else:
+        ages = [now.boottime_ms - then for then in here[-limit:]]
+        ages += [now.wall_ms - then for then in elsewhere[-limit:]]
+        age = sorted(ages)[limit - 1]
+    return window_ms - max(0, age)
 
 
 def _backoff_exponent(history: History, rules: Rules, now: Moment) -> int:

@@ -131,7 +131,16 @@ def check_where(where: Equal | None) -> Equal:
         check_field(field)
         if value is not None and type(value) not in (str, int):
             raise BadDocument(f"{field} is compared with {value!r:.80}: only text, int and None")
+        if isinstance(value, int):
+            check_number(value)
     return where
+
+
+def check_number(value: int) -> int:
+    """The number, if both backends can compare with it."""
+    if not -(2**63) <= value < 2**63:
+        raise BadDocument("a number in a query has more than 64 bits")
+    return value
 
 
 def encode(doc: Doc) -> str:

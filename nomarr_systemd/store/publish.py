@@ -10,7 +10,7 @@ import fcntl
 import os
 from collections.abc import Callable
 
-from nomarr_systemd.core.errors import BadName
+from nomarr_systemd.core.errors import BadName, StoreUnavailable
 from nomarr_systemd.core.ids import parse_component
 
 
@@ -20,13 +20,14 @@ class Publisher:
     def __init__(self, directory: str, *, gid: int = -1) -> None:
         self.directory = directory
         self._gid = gid
-        self.error: OSError | None = None  # the last publication that failed; the commit stands
+        self.error: Exception | None = None  # why the last publication failed; the commit stands
 
     def publish(self, key: str, current: Callable[[], str | None]) -> None:
         """Show what ``current`` reads from the store now; None takes the file away.
 
         Reading under the lock keeps two writers from overtaking each other: whoever comes last
-        has read last. A full disk must not undo a commit, so errors are kept, not raised.
+        has read last. A full disk does not undo a commit, so errors are kept, not raised, and
+        ``publish_all`` makes up for them.
         """
         path = self.path(key)
         if path is None:
@@ -34,7 +35,7 @@ class Publisher:
         try:
             self._publish(path, current)
             self.error = None
-        except OSError as error:
+        except (OSError, StoreUnavailable) as error:
             self.error = error
 
     def path(self, key: str) -> str | None:

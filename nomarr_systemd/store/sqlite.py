@@ -21,6 +21,7 @@ from nomarr_systemd.store.protocol import (
     Equal,
     check_field,
     check_key,
+    check_number,
     check_where,
     encode,
     new_keys,
@@ -101,14 +102,18 @@ class SqliteStore:
         limit: int | None = None,
     ) -> list[Doc]:
         sql = f"SELECT key, rev, body FROM {self._table(collection)}"
-        where = check_where(where)
-        if where:
-            sql += " WHERE " + " AND ".join(_equals(*condition) for condition in where.items())
+        conditions: list[str] = []
+        values: list[str | int] = []
+        for field, value in check_where(where).items():
+            condition, compared = _equals(field, value)
+            conditions.append(condition)
+            values += compared
+        if conditions:
+            sql += f" WHERE {' AND '.join(conditions)}"
         direction = "DESC" if descending else "ASC"
         sql += f" ORDER BY {_column(order)} {direction}, key {direction}"
         if limit is not None:
             sql += f" LIMIT {max(0, int(limit))}"
-        values = [value for value in where.values() if value is not None]
         rows = self._file.run(lambda db: db.execute(sql, values).fetchall())
         return [self._load(row) for row in rows]
 
@@ -121,6 +126,7 @@ class SqliteStore:
 
     def prune(self, collection: str, field: str, below: int) -> int:
         sql = f"DELETE FROM {self._table(collection)} WHERE {_column(field)} < ?"
+        check_number(below)
         return self._write(f"{sql} AND {_type(field)} IN ('integer', 'real')", below)
 
     @contextlib.contextmanager
@@ -199,12 +205,20 @@ def _type(field: str) -> str:
     return "typeof(key)" if field == "_key" else f"json_type(body, '$.{field}')"
 
 
-def _equals(field: str, value: str | int | None) -> str:
-    """JSON's types are kept apart: SQLite takes true for 1 and an object for its text."""
+def _equals(field: str, value: str | int | None) -> tuple[str, list[str | int]]:
+    """The condition and its values. JSON's types are kept apart, where SQLite takes true for 1,
+    an object for its text, and a text with a NUL in it for what stands before."""
+    column = _column(field)
     if value is None:
-        return f"{_column(field)} IS NULL"
-    types = "('text')" if isinstance(value, str) else "('integer', 'real')"
-    return f"{_column(field)} = ? AND {_type(field)} IN {types}"
+        return f"{column} IS NULL", []
+    if field == "_key":
+        return f"{column} = ?", [value]
+    if isinstance(value, int):
+        return f"{column} = ? AND {_type(field)} IN ('integer', 'real')", [value]
+    exactly, text = f"body -> '$.{field}' = ?", json.dumps(value, ensure_ascii=False)
+    if "\0" in value:
+        return exactly, [text]
+    return f"{column} = ? AND {exactly}", [value, text]
 
 
 def _new_rev() -> str:

@@ -1,0 +1,101 @@
+"""nomarrctl: the group of all verbs and its global options. A verb's module is imported when it
+is used; what a verb raises on purpose ends here, as a message, a hint and an exit status.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import NamedTuple
+
+import click
+
+from nomarr_systemd import __version__
+from nomarr_systemd.cli.common import make_scope, printable
+from nomarr_systemd.core.errors import NomarrError
+
+
+class Verb(NamedTuple):
+    """A command named as its function, the module that has it, and its line in --help."""
+
+    module: str
+    summary: str
+
+
+VERBS = {
+    "demo": Verb("nomarr_systemd.cli.demo", "See it work: crashes, decisions, a ledger."),
+    "policy": Verb("nomarr_systemd.cli.policy", "Show the restart policy in force."),
+}
+
+
+class LazyGroup(click.Group):
+    """Knows its verbs by name and summary, and imports only the one that is used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  # click's signature
+        return sorted(VERBS)
+
+    def get_command(
+        self,
+        ctx: click.Context,  # noqa: ARG002  # click's signature
+        cmd_name: str,
+    ) -> click.Command | None:
+        if cmd_name not in VERBS:
+            return None
+        command: click.Command = getattr(import_module(VERBS[cmd_name].module), cmd_name)
+        return command
+
+    def format_commands(
+        self,
+        ctx: click.Context,  # noqa: ARG002  # click's signature
+        formatter: click.HelpFormatter,
+    ) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, VERBS[name].summary) for name in sorted(VERBS)])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--config",
+    "config_file",
+    type=click.Path(readable=False),  # a file that cannot be read is for load_config to explain
+    metavar="FILE",
+    help="Instead of /etc/nomarr/nomarr.toml (--user: ~/.config/nomarr/nomarr.toml).",
+)
+@click.option("--user", is_flag=True, help="Your own workers, under your own systemd.")
+@click.version_option(__version__, message="nomarrctl %(version)s")
+@click.pass_context
+def nomarrctl(ctx: click.Context, config_file: str | None, user: bool) -> None:
+    """Workers under systemd, with a restart policy that remembers."""
+    ctx.obj = make_scope(config_file, user=user)
+    if os.environ.get("NO_COLOR"):
+        ctx.color = False
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line (default: the process's own) and return its exit status."""
+    try:
+        status = nomarrctl.main(arguments, prog_name="nomarrctl", standalone_mode=False)
+    except NomarrError as error:
+        show_error(error)
+        return error.exit_status
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except click.Abort:
+        click.echo("nomarrctl: interrupted", err=True)
+        return 130
+    return status if isinstance(status, int) else 0
+
+
+def show_error(error: NomarrError) -> None:
+    """What went wrong, each line of it marked as ours, and what to do about it."""
+    for line in printable(str(error)).split("\n"):
+        click.echo(f"nomarrctl: {line}", err=True)
+    if error.hint:
+        click.echo(f"hint: {printable(error.hint)}", err=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

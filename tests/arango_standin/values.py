@@ -1,0 +1,50 @@
+"""AQL's values: their order across types, equality, truth.
+
+DOCS aql/fundamentals/type-and-value-order/ and aql/operators/. One difference: strings are
+compared by code point here, by the server's configured language there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def rank(value: Any) -> int:
+    """null < bool < number < string < array < object."""
+    if value is None:
+        return 0
+    if isinstance(value, bool):
+        return 1
+    if isinstance(value, int | float):
+        return 2
+    return 3 if isinstance(value, str) else 4 if isinstance(value, list) else 5
+
+
+def compare(left: Any, right: Any) -> int:
+    """Less than zero, zero or more, as ``left`` is less than, equal to or more than ``right``."""
+    if rank(left) != rank(right):
+        return rank(left) - rank(right)
+    if isinstance(left, list):
+        longer = max(len(left), len(right))
+        return _first(
+            (left[n] if n < len(left) else None, right[n] if n < len(right) else None)
+            for n in range(longer)
+        )
+    if isinstance(left, dict):
+        return _first((left.get(name), right.get(name)) for name in sorted({*left, *right}))
+    if left is None:
+        return 0
+    return int(left > right) - int(left < right)
+
+
+def is_true(value: Any) -> bool:
+    """DOCS aql/functions/type-check-and-cast/: null, false, 0 and the empty string are false."""
+    return value not in (None, False, 0, "") or isinstance(value, list | dict)
+
+
+def _first(pairs: Any) -> int:
+    for left, right in pairs:
+        order = compare(left, right)
+        if order:
+            return order
+    return 0

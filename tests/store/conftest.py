@@ -1,0 +1,122 @@
+"""Stores to test: SQLite in a directory, ArangoDB in a database of a stand-in or a real server.
+
+``NOMARR_TEST_ARANGO_URL=http://root:password@host:8529`` names a real server; the user must be
+allowed to create databases. Every test has a database of its own there, dropped at its end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nomarr_systemd.core.storeurl import ArangoUrl
+from nomarr_systemd.store.arango import ArangoStore
+from nomarr_systemd.store.protocol import Store
+from tests.arango_standin.running import PASSWORD, Server, parse_server, run_standin
+from tests.store.places import DATABASE, SECRET, ArangoOpener, Place
+
+
+@pytest.fixture(scope="session")
+def arango_server() -> Iterator[Server]:
+    url = os.environ.get("NOMARR_TEST_ARANGO_URL")
+    if url:
+        yield parse_server(url)
+        return
+    with run_standin() as server:
+        yield server
+
+
+@pytest.fixture
+def database(arango_server: Server) -> Iterator[str]:
+    """The name of a database that does not exist yet."""
+    name = f"nomarr_test_{uuid.uuid4().hex}"
+    yield name
+    arango_server.call("DELETE", f"/_api/database/{name}")
+
+
+@pytest.fixture(params=["sqlite", "arango"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    if request.param == "sqlite":
+        return Place(str(tmp_path))
+    server = request.getfixturevalue("arango_server")
+    return Place(str(tmp_path), server, request.getfixturevalue("database"))
+
+
+@pytest.fixture
+def open_store(place: Place) -> Iterator[Callable[..., Store]]:
+    """Opens any number of handles on one store, and closes them."""
+    with contextlib.ExitStack() as stack:
+
+        def open_one(*args: object, **options: object) -> Store:
+            store = place.open(*args, **options)  # type: ignore[arg-type]
+            stack.callback(store.close)
+            return store
+
+        yield open_one
+
+
+@pytest.fixture
+def store(open_store: Callable[..., Store]) -> Store:
+    return open_store()
+
+
+@pytest.fixture(scope="session")
+def running_pair() -> Iterator[tuple[Server, Server]]:
+    """Two stand-ins, even where there is a real server: they are told to misbehave."""
+    options = ("--account", f"app:{SECRET}:{DATABASE}", "--account", "guest:guest:elsewhere")
+    with run_standin(*options) as first, run_standin(*options) as second:
+        yield first, second
+
+
+@pytest.fixture
+def pair(running_pair: tuple[Server, Server]) -> Iterator[tuple[Server, Server]]:
+    """Two healthy servers without the database; whatever hangs is let go in the end."""
+    for server in running_pair:
+        server.fault()
+        server.call("DELETE", f"/_api/database/{DATABASE}")
+    yield running_pair
+    for server in running_pair:
+        server.fault()
+
+
+@pytest.fixture
+def first(pair: tuple[Server, Server]) -> Server:
+    return pair[0]
+
+
+@pytest.fixture
+def second(pair: tuple[Server, Server]) -> Server:
+    return pair[1]
+
+
+@pytest.fixture
+def open_arango() -> Iterator[ArangoOpener]:
+    """Opens a store on one or more servers, or their ports, and closes it."""
+    with contextlib.ExitStack() as stack:
+
+        def open_one(
+            *servers: Server | int, user: str = "root", tls: bool = False, **options: Any
+        ) -> ArangoStore:
+            ports = [server if isinstance(server, int) else server.port for server in servers]
+            url = ArangoUrl(user, tuple(("127.0.0.1", port) for port in ports), DATABASE, tls)
+            options = {"password": PASSWORD, "timeout_s": 10, **options}
+            store = ArangoStore(url, "policy", **options)
+            stack.callback(store.close)
+            return store
+
+        yield open_one
+
+
+@pytest.fixture
+def refusing() -> Iterator[int]:
+    """A port nobody listens on, kept for as long as the test runs."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        yield sock.getsockname()[1]

@@ -1,0 +1,189 @@
+"""What only concerns ArangoDB: its schema, its users and their rights, its limits."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import traceback
+from typing import Any
+
+import pytest
+
+from nomarr_systemd.core.errors import (
+    BadDocument,
+    KeyExists,
+    NomarrError,
+    StoreRefused,
+    StoreUnavailable,
+)
+from nomarr_systemd.core.storeurl import ArangoUrl
+from nomarr_systemd.store.arango import ArangoStore
+from nomarr_systemd.store.protocol import DOMAINS
+from tests.arango_standin.running import PASSWORD, Server
+from tests.store.places import DATABASE, SECRET, ArangoOpener, Place
+from tests.store.racers import run_race
+
+
+def whole_text(error: NomarrError) -> str:
+    chain = "".join(traceback.format_exception(error))
+    return f"{chain} {error!r} {error.args} {error.hint}"
+
+
+class TestSchema:
+    def test_collections_and_indexes_are_as_designed(
+        self, first: Server, open_arango: ArangoOpener
+    ) -> None:
+        open_arango(first).get("meta", "a")
+        url = ArangoUrl("root", ((first.host, first.port),), DATABASE, tls=False)
+        with contextlib.closing(ArangoStore(url, "work", password=PASSWORD)) as work:
+            work.get("jobs", "a")
+        api = f"/_db/{DATABASE}/_api"
+        synced = {}
+        for name, indexes in (*DOMAINS["policy"], *DOMAINS["work"]):
+            known = first.call("GET", f"{api}/index?collection={name}").body["indexes"]
+            fields = [index["fields"] for index in known]
+            assert fields == [["_key"], *([*names, "_key"] for names in indexes)]
+            collection = first.call("GET", f"{api}/collection/{name}/properties").body
+            synced[name] = collection["waitForSync"]
+        assert {name for name, value in synced.items() if not value} == {"health_history", "stats"}
+
+    def test_what_is_there_is_not_made_again(
+        self, first: Server, open_arango: ArangoOpener
+    ) -> None:
+        open_arango(first).get("meta", "a")
+        first.fault()
+        store = open_arango(first)
+        store.get("meta", "a")
+        store.get("meta", "b")
+        assert not any(seen.startswith("POST") for seen in first.seen())
+        assert len(first.seen()) == 4
+
+    def test_eight_processes_make_it_at_once(self, first: Server) -> None:
+        run_race("begin", Place("", first, DATABASE))
+        api = f"/_db/{DATABASE}/_api"
+        assert len(first.call("GET", f"{api}/collection").body["result"]) == 3
+        indexes = first.call("GET", f"{api}/index?collection=job_crashes").body["indexes"]
+        assert len(indexes) == 3
+
+    def test_a_user_who_may_not_create_the_database_is_told_what_to_do(
+        self, first: Server, open_arango: ArangoOpener
+    ) -> None:
+        store = open_arango(first, user="app", password=SECRET)
+        with pytest.raises(StoreRefused, match="may not create it") as caught:
+            store.get("meta", "a")
+        assert f'_createDatabase("{DATABASE}")' in caught.value.hint
+        assert f'grantDatabase("app", "{DATABASE}", "rw")' in caught.value.hint
+        first.call("POST", "/_api/database", {"name": DATABASE})
+        assert store.get("meta", "a") is None
+
+    def test_a_user_without_rights_to_the_database(
+        self, first: Server, open_arango: ArangoOpener
+    ) -> None:
+        first.call("POST", "/_api/database", {"name": DATABASE})
+        with pytest.raises(StoreRefused) as caught:
+            open_arango(first, user="guest", password="guest").get("meta", "a")
+        assert "grantDatabase" in caught.value.hint
+
+    def test_a_first_use_that_failed_is_made_up_for(
+        self, first: Server, open_arango: ArangoOpener
+    ) -> None:
+        store = open_arango(first)
+        first.fault(kind="answer", match="/_api/index", times=1)
+        with pytest.raises(StoreUnavailable):
+            store.insert("meta", {"_key": "a"})
+        store.insert("meta", {"_key": "a"})
+        indexes = first.call("GET", f"/_db/{DATABASE}/_api/index?collection=job_crashes")
+        assert len(indexes.body["indexes"]) == 3
+
+
+class TestCredentials:
+    def test_a_wrong_password_is_refused_and_said_nowhere(
+        self, first: Server, open_arango: ArangoOpener
+    ) -> None:
+        wrong = "not the right one"
+        store = open_arango(first, password=wrong)
+        with pytest.raises(StoreRefused) as caught:
+            store.get("meta", "a")
+        assert "password" in caught.value.hint
+        text = whole_text(caught.value) + repr(store)
+        assert wrong not in text
+        assert base64.b64encode(f"root:{wrong}".encode()).decode() not in text
+
+    @pytest.mark.parametrize("kind", ["drop", "answer", "apply-then-drop"])
+    def test_the_password_is_in_no_other_error(
+        self, first: Server, open_arango: ArangoOpener, kind: str
+    ) -> None:
+        store = open_arango(first)
+        first.fault(kind=kind)
+        with pytest.raises(StoreUnavailable) as caught:
+            store.insert("meta", {"_key": "a"})
+        assert PASSWORD not in whole_text(caught.value)
+
+    def test_a_password_may_have_any_letters(
+        self, first: Server, open_arango: ArangoOpener
+    ) -> None:
+        first.call("POST", "/_api/database", {"name": DATABASE})
+        assert open_arango(first, user="app", password=SECRET).find("meta") == []
+
+    def test_the_environment_leads_nowhere_else(
+        self,
+        first: Server,
+        open_arango: ArangoOpener,
+        refusing: int,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{refusing}")
+        monkeypatch.delenv("no_proxy", raising=False)
+        assert open_arango(first).get("meta", "a") is None
+
+
+class TestLimits:
+    @pytest.mark.parametrize("value", [2**63, -(2**63) - 1, [10**30], {"deep": {"n": 2**64}}])
+    def test_integers_that_would_be_rounded_are_refused(
+        self, first: Server, open_arango: ArangoOpener, value: Any
+    ) -> None:
+        store = open_arango(first)
+        for call in (
+            lambda: store.insert("meta", {"_key": "a", "n": value}),
+            lambda: store.append("meta", [{"n": value}]),
+        ):
+            with pytest.raises(BadDocument, match="64 bits"):
+                call()
+        assert store.find("meta") == []
+
+    def test_integers_in_queries(self, first: Server, open_arango: ArangoOpener) -> None:
+        store = open_arango(first)
+        with pytest.raises(BadDocument):
+            store.find("meta", {"n": 2**63})
+        with pytest.raises(BadDocument):
+            store.prune("meta", "n", 2**63)
+
+    def test_nesting_that_the_server_would_reject_is_refused(
+        self, first: Server, open_arango: ArangoOpener
+    ) -> None:
+        store = open_arango(first)
+        value: Any = 0
+        for _ in range(189):
+            value = [value]
+        store.insert("meta", {"_key": "a", "value": value})
+        assert (store.get("meta", "a") or {})["value"] == value
+        with pytest.raises(BadDocument, match="nested"):
+            store.insert("meta", {"_key": "b", "value": [value]})
+
+    def test_a_key_of_dots_is_no_step_in_a_path(
+        self, first: Server, open_arango: ArangoOpener
+    ) -> None:
+        store = open_arango(first)
+        store.get("meta", "..")
+        assert first.seen()[-1] == f"GET /_db/{DATABASE}/_api/document/meta/%2E%2E"
+
+    def test_an_append_is_kept_whole_or_not_at_all(
+        self, first: Server, open_arango: ArangoOpener, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        store = open_arango(first)
+        store.insert("job_crashes", {"_key": "taken"})
+        monkeypatch.setattr("nomarr_systemd.store.arango.new_keys", lambda _: ["free", "taken"])
+        with pytest.raises(KeyExists):
+            store.append("job_crashes", [{"n": 1}, {"n": 2}])
+        assert [doc["_key"] for doc in store.find("job_crashes")] == ["taken"]

@@ -1,0 +1,159 @@
+"""What every store promises about queries: equality by type, order, limits, many documents."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from nomarr_systemd.core.errors import BadDocument, StoreError
+from nomarr_systemd.store.protocol import Store
+from tests.store.places import keys_of
+
+
+class TestFind:
+    @pytest.fixture(autouse=True)
+    def _fill(self, store: Store) -> None:
+        docs: dict[str, dict[str, Any]] = {
+            "a": {"job": "x", "n": 3},
+            "b": {"job": "y", "n": 1},
+            "c": {"job": "x", "n": 2},
+            "d": {"job": None, "n": 2},
+            "e": {"n": 2, "job": "1"},
+            "f": {"job": 1},
+            "g": {"job": True},
+            "h": {"job": [1]},
+            "i": {"n": 1.5},
+        }
+        for key, doc in docs.items():
+            store.insert("job_crashes", {"_key": key, **doc})
+
+    @pytest.mark.parametrize(
+        ("where", "keys"),
+        [
+            (None, "abcdefghi"),
+            ({}, "abcdefghi"),
+            ({"job": "x"}, "ac"),
+            ({"job": "1"}, "e"),
+            ({"job": 1}, "f"),
+            ({"job": 0}, ""),
+            ({"job": "true"}, ""),
+            ({"job": "[1]"}, ""),
+            ({"job": None}, "di"),
+            ({"n": None}, "fgh"),
+            ({"unheard_of": None}, "abcdefghi"),
+            ({"job": "x", "n": 2}, "c"),
+            ({"job": None, "n": 2}, "d"),
+            ({"job": "x", "n": 9}, ""),
+            ({"n": 2}, "cde"),
+            ({"_key": "a"}, "a"),
+            ({"_key": "a", "job": "y"}, ""),
+            ({"_key": None}, ""),
+            ({"job": "' OR 1=1 --"}, ""),
+        ],
+    )
+    def test_by_equality(self, store: Store, where: Any, keys: str) -> None:
+        found = store.find("job_crashes", where)
+        assert keys_of(found) == list(keys)
+        for doc in found:
+            assert doc == store.get("job_crashes", doc["_key"])
+
+    def test_in_order_and_by_key_within_the_same(self, store: Store) -> None:
+        assert keys_of(store.find("job_crashes", order="n")) == list("fghbicdea")
+        backwards = store.find("job_crashes", order="n", descending=True)
+        assert keys_of(backwards) == list("aedcibhgf")
+        assert keys_of(store.find("job_crashes", {"n": 2}, order="n")) == list("cde")
+        assert keys_of(store.find("job_crashes", {"job": "x"}, order="n")) == list("ca")
+        assert keys_of(store.find("job_crashes", descending=True)) == list("ihgfedcba")
+
+    def test_within_a_limit(self, store: Store) -> None:
+        assert keys_of(store.find("job_crashes", limit=2)) == ["a", "b"]
+        assert keys_of(store.find("job_crashes", order="n", descending=True, limit=1)) == ["a"]
+        assert store.find("job_crashes", limit=0) == []
+        assert len(store.find("job_crashes", limit=1000)) == 9
+
+    @pytest.mark.parametrize("value", [True, False, 1.5, [], {}, b"x"])
+    def test_other_values_are_refused(self, store: Store, value: Any) -> None:
+        with pytest.raises(BadDocument):
+            store.find("job_crashes", {"job": value})
+
+    @pytest.mark.parametrize("field", ["_rev", "_id", "", "a.b", "a'b", "A", "a b", "a`", "a\n"])
+    def test_other_fields_are_refused(self, store: Store, field: str) -> None:
+        for call in (
+            lambda: store.find("job_crashes", {field: 1}),
+            lambda: store.find("job_crashes", order=field),
+            lambda: store.prune("job_crashes", field, 1),
+        ):
+            with pytest.raises(BadDocument):
+                call()
+
+    def test_fields_named_like_words_of_a_query(self, store: Store) -> None:
+        words = ("limit", "filter", "return", "select", "order", "null", "in", "d")
+        store.insert("meta", {"_key": "a", **{word: n for n, word in enumerate(words)}})
+        for n, word in enumerate(words):
+            assert keys_of(store.find("meta", {word: n}, order=word)) == ["a"]
+
+    def test_prune_removes_numbers_below_and_nothing_else(self, store: Store) -> None:
+        store.insert("job_crashes", {"_key": "j", "n": "0"})
+        store.insert("job_crashes", {"_key": "k", "n": False})
+        store.insert("job_crashes", {"_key": "l", "n": -5})
+        store.insert("job_crashes", {"_key": "m", "n": [0]})
+        assert store.prune("job_crashes", "n", 2) == 3
+        assert keys_of(store.find("job_crashes")) == list("acdefghjkm")
+        assert store.prune("job_crashes", "n", 2) == 0
+        assert store.prune("job_crashes", "job", 2) == 1
+        assert store.prune("job_crashes", "_key", 2) == 0
+
+
+class TestMany:
+    def test_append_keeps_the_order(self, store: Store) -> None:
+        store.append("job_crashes", [{"n": n} for n in range(50)])
+        store.append("job_crashes", [{"n": n} for n in range(50, 60)])
+        assert [doc["n"] for doc in store.find("job_crashes")] == list(range(60))
+
+    def test_append_of_nothing(self, store: Store) -> None:
+        store.append("job_crashes", [])
+        assert store.find("job_crashes") == []
+
+    def test_more_than_one_batch_of_a_cursor(self, store: Store) -> None:
+        store.append("job_crashes", [{"job": "x", "wall_ms": n} for n in range(2500)])
+        store.append("job_crashes", [{"job": "y"}])
+        found = store.find("job_crashes", {"job": "x"}, order="wall_ms", descending=True)
+        assert [doc["wall_ms"] for doc in found] == list(range(2499, -1, -1))
+        assert len({doc["_rev"] for doc in found}) == 2500
+        assert len(store.find("job_crashes", {"job": "x"}, limit=1700)) == 1700
+        assert store.prune("job_crashes", "wall_ms", 2400) == 2400
+        assert len(store.find("job_crashes")) == 101
+
+    def test_the_other_domain(self, open_store: Callable[..., Store]) -> None:
+        work = open_store("work")
+        work.append("health_history", [{"component_id": "worker:tag:0", "wall_ms": 1}])
+        work.insert("worker_claims", {"_key": "claim_1", "invocation": "f" * 32})
+        work.insert("jobs", {"_key": "1", "pool": "tag", "status": "pending"})
+        assert len(work.find("jobs", {"pool": "tag", "status": "pending"})) == 1
+        assert len(work.find("health_history", {"component_id": "worker:tag:0"})) == 1
+        with pytest.raises(StoreError):
+            work.get("meta", "a")
+
+
+def test_a_nul_ends_no_text(store: Store) -> None:
+    store.insert("meta", {"_key": "short", "t": "a"})
+    store.insert("meta", {"_key": "long", "t": "a\0b"})
+    assert keys_of(store.find("meta", {"t": "a"})) == ["short"]
+    assert keys_of(store.find("meta", {"t": "a\0b"})) == ["long"]
+
+
+@pytest.mark.parametrize("number", [2**63, -(2**63) - 1, 10**400])
+def test_numbers_beyond_64_bits_are_refused(store: Store, number: int) -> None:
+    with pytest.raises(BadDocument):
+        store.find("meta", {"n": number})
+    with pytest.raises(BadDocument):
+        store.prune("meta", "n", number)
+
+
+@pytest.mark.parametrize("text", ['"', "\\", "\n", "\x7f", "ü", "😀", "/", "\u2028", "'", "\x1f"])
+def test_any_text_is_found_again(store: Store, text: str) -> None:
+    store.insert("meta", {"_key": "a", "t": text})
+    store.insert("meta", {"_key": "b", "t": text + text})
+    assert keys_of(store.find("meta", {"t": text})) == ["a"]
