@@ -137,10 +137,10 @@ class Decoder:
 
     def _parse(self, line: bytes) -> Event | None:
         """The event that a line is; a line that is none is counted."""
-        if not line.startswith(PREFIX):
-            return self._drop("prefix")
         if len(line) >= MAX_FRAME:
             return self._drop("length")
+        if not line.startswith(PREFIX):
+            return self._drop("prefix")
         try:
             text = line.decode()
         except UnicodeDecodeError:

@@ -7,6 +7,7 @@ set aside with its companions and a new one begun. Which tables it holds is the 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import sqlite3
@@ -67,7 +68,7 @@ class SqliteFile:
             except sqlite3.IntegrityError as error:
                 raise KeyExists("a document of this key is there already") from error
             except sqlite3.Error as error:
-                name = str(getattr(error, "sqlite_errorname", ""))
+                name = _name(error)
                 late = time.monotonic() >= deadline
                 if name.startswith(_CORRUPT) and not late:
                     self.set_aside(str(error))
@@ -109,9 +110,9 @@ class SqliteFile:
         """Rename the corrupt file and its companions; the next statement begins a new one."""
         import logging  # a rare and loud path; the usual start-up should not pay for the import
 
-        self.close()
         with self._lock():
             if _identify(self.path) != self._identity:
+                self.close()
                 return  # another process was faster
             stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
             aside = f"{self.path}.corrupt-{stamp}"
@@ -127,6 +128,9 @@ class SqliteFile:
                     f"{self.path} is corrupt ({why}) and cannot be set aside: {error.strerror}",
                     hint=f"move {self.path}* away by hand",
                 ) from error
+            finally:
+                # Only now: SQLite clears the log of a file away when it is closed in its place.
+                self.close()
         logging.getLogger("nomarr.store").critical(
             "%s is corrupt (%s). It was set aside as %s and a new, empty one begun."
             " Masks in systemd still hold; restart counts begin again.",
@@ -136,48 +140,56 @@ class SqliteFile:
         )
 
     def _run_once(self, statement: Statement[T]) -> T:
-        if self._db is None:
-            self._db = self._open()
+        db = self._db
+        if db is None:
+            db = self._open()
         elif _identify(self.path) != self._identity:
             raise _Moved
-        result = statement(self._db)
+        result = statement(db)
         # A commit into a file that was set aside in this very moment has recorded nothing.
-        if not self._db.in_transaction and _identify(self.path) != self._identity:
+        if not db.in_transaction and _identify(self.path) != self._identity:
             raise _Moved
         return result
 
     def _open(self) -> sqlite3.Connection:
         try:
             os.makedirs(os.path.dirname(self.path), 0o750, exist_ok=True)
-            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-            os.close(os.open(self.path, flags, 0o600))
+            _create(self.path)
         except OSError as error:
             raise StoreUnavailable(
                 f"cannot open {self.path}: {error.strerror}",
                 hint="does the directory exist, and may this user write there?",
             ) from error
         self._identity = _identify(self.path)
-        db = sqlite3.connect(self.path, isolation_level=None, timeout=0)
+        self._db = db = sqlite3.connect(self.path, isolation_level=None, timeout=0)
         try:
             if self._version_of(db) != self._version:
                 with self._lock():
                     self._make_schema(db)
             db.execute("PRAGMA synchronous = FULL")
-        except BaseException:
-            db.close()
+        except sqlite3.Error as error:
+            # A corrupt file is closed after it was set aside, not before.
+            if not _name(error).startswith(_CORRUPT):
+                self.close()
+            raise
+        except StoreError:
+            self.close()
             raise
         return db
 
     def _version_of(self, db: sqlite3.Connection) -> int:
         """The file's schema version, 0 for a new file; refuses what is not ours or too new."""
+        db.execute("BEGIN")  # one look: another process may be making the file
         version = int(db.execute("PRAGMA user_version").fetchone()[0])
         application = int(db.execute("PRAGMA application_id").fetchone()[0])
+        tables = db.execute("SELECT 1 FROM sqlite_master").fetchone()
+        db.execute("COMMIT")
         if application == APPLICATION_ID and version > self._version:
             raise SchemaTooNew(
                 f"{self.path} has schema {version}; this version knows up to {self._version}",
                 hint="upgrade nomarr-systemd again, or restore a backup from before its upgrade",
             )
-        if application != APPLICATION_ID and db.execute("SELECT 1 FROM sqlite_master").fetchone():
+        if application != APPLICATION_ID and tables:
             raise StoreRefused(
                 f"{self.path} is a database of another program",
                 hint="point [store] url at a directory of its own",
@@ -197,7 +209,10 @@ class SqliteFile:
 
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:
-        fd = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fd = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise StoreUnavailable(f"cannot open {self.path}.lock: {error.strerror}") from error
         try:
             deadline = time.monotonic() + self._patience_s
             while True:
@@ -211,6 +226,24 @@ class SqliteFile:
             yield
         finally:
             os.close(fd)
+
+
+def _create(path: str) -> None:
+    """Make an empty file of the right mode, if there is none.
+
+    One that is there must not be opened and closed: that would drop every lock this process has
+    on it, which is how POSIX locks are.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    try:
+        os.close(os.open(path, flags, 0o600))
+    except FileExistsError:
+        if os.path.islink(path):
+            raise OSError(errno.ELOOP, "it is a symbolic link") from None
+
+
+def _name(error: sqlite3.Error) -> str:
+    return str(getattr(error, "sqlite_errorname", ""))
 
 
 def _identify(path: str) -> tuple[int, int]:

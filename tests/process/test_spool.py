@@ -1,0 +1,145 @@
+"""The spool: a failure outlives the store's absence, a full disk and a kill, and is booked once."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from nomarr_systemd.core.errors import BadName, StoreUnavailable
+from nomarr_systemd.core.model import Failure, Moment, Rules
+from nomarr_systemd.core.policy import decide_blind
+from nomarr_systemd.ledger import Ledger
+from nomarr_systemd.spool import Spool, Spooled
+from nomarr_systemd.store.sqlite import SqliteStore
+
+RULES = Rules(backoff_jitter=0)
+
+
+def entry(number: int, second: int = 0, instance: str = "tag-0") -> Spooled:
+    failure = Failure(f"{number:032x}", "core-dump", -11, run_ms=5)
+    at = Moment(1_700_000_000_000 + second * 1000, "b" * 32, second * 1000)
+    return Spooled(
+        f"worker:{instance.replace('-', ':')}", failure, decide_blind(failure, RULES), at
+    )
+
+
+@pytest.fixture
+def spool(tmp_path: Path) -> Spool:
+    return Spool(str(tmp_path / "spool"))
+
+
+@pytest.fixture
+def ledger(tmp_path: Path):  # type: ignore[no-untyped-def]  # a generator of one Ledger
+    store = SqliteStore(str(tmp_path / "state"), "policy")
+    yield Ledger(store)
+    store.close()
+
+
+def test_what_was_written_is_read_in_order_of_time(spool: Spool) -> None:
+    late, early = entry(1, 50), entry(2, 10)
+    start_job = entry(3, 20)
+    start_job = start_job._replace(
+        failure=start_job.failure._replace(invocation=start_job.failure.invocation + "#1")
+    )
+    for each in (late, early, start_job):
+        spool.write(each)
+    assert spool.read() == ([early, start_job, late], [])
+    mode = os.stat(spool.directory).st_mode & 0o777
+    assert mode == 0o700
+    assert all(path.stat().st_mode & 0o777 == 0o600 for path in Path(spool.directory).iterdir())
+
+
+def test_an_empty_spool(spool: Spool, ledger: Ledger) -> None:
+    assert spool.read() == ([], [])
+    assert spool.replay(ledger, lambda _: RULES) == ([], [])
+
+
+def test_a_replay_books_once_and_cleans_up(spool: Spool, ledger: Ledger) -> None:
+    spool.write(entry(1, 10))
+    spool.write(entry(2, 20))
+    spool.write(entry(3, 20, "library-4"))
+    replay = spool.replay(ledger, lambda _: RULES)
+    assert [result.fresh for _, result in replay.booked] == [True, True, True]
+    assert os.listdir(spool.directory) == []
+    account = ledger.account("tag-0")
+    assert account.restart_count == 2
+    assert [record.wall_ms for record in account.records] == [1_700_000_010_000, 1_700_000_020_000]
+    assert [record.delay_ms for record in account.records] == [60_000, 60_000]
+    # Killed between the booking and the unlinking: the file is still there.
+    spool.write(entry(2, 20))
+    replay = spool.replay(ledger, lambda _: RULES)
+    assert [result.fresh for _, result in replay.booked] == [False]
+    assert ledger.account("tag-0").restart_count == 2
+
+
+def test_a_store_that_is_still_away_keeps_the_files(spool: Spool, tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    store = SqliteStore(str(state), "policy")
+    spool.write(entry(1))
+    store.close()
+    state.rename(tmp_path / "gone")
+    state.write_text("not a directory")
+    with pytest.raises(StoreUnavailable):
+        spool.replay(Ledger(store), lambda _: RULES)
+    assert len(spool.read()[0]) == 1
+    state.unlink()
+    (tmp_path / "gone").rename(state)
+    assert len(spool.replay(Ledger(store), lambda _: RULES).booked) == 1
+    store.close()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b'{"component_id": "worker:tag:0"}',
+        b'{"component_id": "../x", "failure": {}, "decision": {"evidence": {}}, "at": {}}',
+    ],
+)
+def test_a_file_that_is_no_failure_is_set_aside(
+    spool: Spool, ledger: Ledger, content: bytes
+) -> None:
+    spool.write(entry(1))
+    name = f"{9:032x}.json"
+    Path(spool.directory, name).write_bytes(content)
+    replay = spool.replay(ledger, lambda _: RULES)
+    assert (len(replay.booked), replay.bad) == (1, [name])
+    assert os.listdir(spool.directory) == [f"{9:032x}.bad"]
+    assert Path(spool.directory, f"{9:032x}.bad").read_bytes() == content
+    assert spool.replay(ledger, lambda _: RULES) == ([], [])
+
+
+def test_types_and_names_are_checked(spool: Spool) -> None:
+    spool.write(entry(1))
+    path = Path(spool.directory, f"{1:032x}.json")
+    good = path.read_bytes()
+    path.write_bytes(good.replace(b'"code": -11', b'"code": "x"'))
+    assert spool.read() == ([], [path.name])
+    path.rename(path.with_name(f"{2:032x}.json"))
+    path.with_name(f"{2:032x}.json").write_bytes(good)
+    assert spool.read() == ([], [f"{2:032x}.json"])
+
+
+def test_an_invocation_cannot_leave_the_directory(spool: Spool) -> None:
+    bad = entry(1)._replace(failure=Failure("../../etc/passwd"))
+    with pytest.raises(BadName):
+        spool.write(bad)
+
+
+def test_no_room_to_spool_says_so(tmp_path: Path) -> None:
+    (tmp_path / "spool").write_text("in the way")
+    with pytest.raises(StoreUnavailable, match="cannot spool a failure") as caught:
+        Spool(str(tmp_path / "spool")).write(entry(1))
+    assert "stays pending" in caught.value.hint
+
+
+def test_a_write_that_was_killed_halfway_is_passed_over(spool: Spool) -> None:
+    spool.write(entry(1))
+    Path(spool.directory, f"{2:032x}.json.123.new").write_bytes(b"{half")
+    assert spool.read() == ([entry(1)], [])

@@ -1,0 +1,275 @@
+"""The ledger on both backends: once per invocation, whole or not at all, named as in the seeds."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nomarr_systemd.core.errors import BadName
+from nomarr_systemd.core.model import Decision, Evidence, Failure, Moment, Rules
+from nomarr_systemd.ledger import Ledger
+from nomarr_systemd.store.protocol import POLICY_LEDGER, Store
+from nomarr_systemd.store.publish import Publisher
+from tests.store.places import Place, dump_place
+
+RULES = Rules(backoff_jitter=0)
+TAG = "worker:tag:0"
+
+
+class Clock:
+    """A clock that a test moves by hand."""
+
+    def __init__(self) -> None:
+        self.second = 0.0
+
+    def __call__(self) -> Moment:
+        ms = round(self.second * 1000)
+        return Moment(1_700_000_000_000 + ms, "b" * 32, ms)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def ledger(store: Store, clock: Clock) -> Ledger:
+    return Ledger(store, clock=clock)
+
+
+def run(number: int) -> str:
+    return f"{number:032x}"
+
+
+def test_a_failure_is_recorded_once(ledger: Ledger, clock: Clock) -> None:
+    first = ledger.record_failure(TAG, Failure(run(1), "signal", -9), RULES)
+    clock.second = 40
+    again = ledger.record_failure("tag-0", Failure(run(1), "exit", 78), RULES)
+    assert (first.fresh, again.fresh) == (True, False)
+    assert again.record == first.record
+    assert ledger.get_restart_state("nomarr-worker@tag-0.service") == (1, 1_700_000_000_000)
+    assert len(ledger.account(TAG).records) == 1
+
+
+def test_the_document_is_the_designs(ledger: Ledger, store: Store) -> None:
+    ledger.record_failure(TAG, Failure(run(1)), RULES)
+    doc = store.get(POLICY_LEDGER, TAG)
+    assert doc is not None
+    named = ("component_id", "restart_count", "last_restart_wall_ms", "failed_at_wall_ms",
+             "failure_reason", "updated_at_wall_ms")  # fmt: skip
+    assert [doc[name] for name in named] == [
+        TAG, 1, 1_700_000_000_000, None, None, 1_700_000_000_000,
+    ]  # fmt: skip
+
+
+def test_the_crash_loop_to_its_end_and_back(ledger: Ledger, clock: Clock) -> None:
+    actions = []
+    for number, second in enumerate((0, 1, 3, 7, 15, 31)):
+        clock.second = second
+        actions.append(ledger.record_failure(TAG, Failure(run(number)), RULES).record.action)
+    assert actions == ["restart"] * 5 + ["fail"]
+    assert ledger.account(TAG).failure_reason == "5 restarts within 5 min, the limit is 5"
+    ledger.reset(TAG, by="uid 0")
+    assert ledger.get_restart_state(TAG) == (0, None)
+    assert ledger.account(TAG).records[-1].by == "uid 0"
+    assert ledger.record_failure(TAG, Failure(run(9)), RULES).record.delay_ms == 1000
+    assert ledger.statistics(TAG, 300) == (6, 1, 1, 1 / 300, 0)
+
+
+def test_effects_and_what_is_unfinished(ledger: Ledger) -> None:
+    for number, instance in enumerate(("tag-0", "tag-1", "library-0")):
+        ledger.record_failure(instance, Failure(run(number)), RULES)
+    ledger.record_failure("tag-2", Failure(run(7), stop_asked=True), RULES)
+    ledger.set_effect("tag-0", run(0), "scheduled")
+    ledger.set_effect("tag-1", run(1), "done")
+    left = [(account.component_id, record.effect) for account, record in ledger.unfinished()]
+    assert left == [("worker:library:0", "pending"), ("worker:tag:0", "scheduled")]
+    ledger.record_manual("tag-0", run(50), "uid 0")
+    assert [account.component_id for account, _ in ledger.unfinished()] == ["worker:library:0"]
+
+
+def test_many_at_once_are_durable_together(ledger: Ledger) -> None:
+    failures = [(f"tag-{number}", Failure(run(number)), RULES) for number in range(50)]
+    assert all(booked.fresh for booked in ledger.record_failures(failures))
+    again = ledger.record_failures([*failures, ("tag-0", Failure(run(99)), RULES)])
+    assert [booked.fresh for booked in again] == [False] * 50 + [True]
+    assert ledger.get_restart_state("tag-0")[0] == 2
+
+
+def test_refunds_and_late_bookings(ledger: Ledger, clock: Clock) -> None:
+    clock.second = 100
+    ledger.record_failure(TAG, Failure(run(1)), RULES)
+    record = ledger.refund(TAG, run(1), RULES, "job x is quarantined")
+    assert record is not None
+    assert ledger.refund(TAG, run(1), RULES, "job x is quarantined") is None
+    blind = Decision("restart", 60_000, "the store was away", Evidence(0, 5, 0, 20, 0, None))
+    at = Moment(1_700_000_050_000, "b" * 32, 50_000)
+    assert ledger.book(TAG, Failure(run(0)), blind, RULES, at).fresh
+    assert not ledger.book(TAG, Failure(run(0)), blind, RULES, at).fresh
+    assert not ledger.record_failure(TAG, Failure(run(0), code=78), RULES).fresh
+    assert ledger.get_restart_state(TAG) == (2, 1_700_000_100_000)
+
+
+# The five operations of the seeds
+
+
+def test_get_restart_state_without_a_record(ledger: Ledger, store: Store) -> None:
+    assert ledger.get_restart_state(TAG) == (0, None)
+    assert store.get(POLICY_LEDGER, TAG) is None
+
+
+def test_increment_makes_the_document(ledger: Ledger, clock: Clock) -> None:
+    ledger.increment_restart_count(TAG)
+    clock.second = 2
+    ledger.increment_restart_count(TAG)
+    assert ledger.get_restart_state(TAG) == (2, 1_700_000_002_000)
+    # They are restarts like any other: the window and the backoff know them.
+    record = ledger.record_failure(TAG, Failure(run(1)), RULES).record
+    assert (record.window_used, record.delay_ms) == (2, 4000)
+
+
+def test_reset_restart_count(ledger: Ledger) -> None:
+    ledger.increment_restart_count(TAG)
+    ledger.reset_restart_count(TAG)
+    assert ledger.get_restart_state(TAG) == (0, None)
+
+
+def test_mark_failed_permanent_keeps_the_count(ledger: Ledger) -> None:
+    ledger.increment_restart_count(TAG)
+    ledger.mark_failed_permanent(TAG, "Restart limit exceeded")
+    account = ledger.account(TAG)
+    assert (account.restart_count, account.failure_reason) == (1, "Restart limit exceeded")
+    assert account.failed_at_wall_ms == 1_700_000_000_000
+
+
+def test_remove_restart_state(ledger: Ledger) -> None:
+    ledger.increment_restart_count(TAG)
+    ledger.remove_restart_state(TAG)
+    ledger.remove_restart_state(TAG)
+    assert ledger.get_restart_state(TAG) == (0, None)
+    assert ledger.account(TAG).rows == ()
+
+
+def test_a_name_that_is_no_worker_is_refused(ledger: Ledger, store: Store) -> None:
+    for call in (ledger.get_restart_state, ledger.increment_restart_count, ledger.reset):
+        with pytest.raises(BadName):
+            call("worker:tag:x")
+    assert store.find(POLICY_LEDGER) == []
+
+
+def test_hosts_that_share_a_database_are_told_apart(store: Store, clock: Clock) -> None:
+    here, there = (Ledger(store, clock=clock, host=host) for host in ("alpha", "beta"))
+    here.increment_restart_count(TAG)
+    assert there.get_restart_state(TAG) == (0, None)
+    there.record_failure(TAG, Failure(run(1)), RULES)
+    doc = store.get(POLICY_LEDGER, "worker:tag:0@beta")
+    assert doc is not None
+    assert doc["host"] == "beta"
+    assert [account.host for account in here.accounts()] == ["alpha"]
+    assert Ledger(store, clock=clock).accounts() == []
+
+
+def test_fields_of_a_newer_version_survive(ledger: Ledger, store: Store) -> None:
+    store.insert(POLICY_LEDGER, {"_key": TAG, "component_id": TAG, "host": "", "mood": "blue"})
+    ledger.increment_restart_count(TAG)
+    doc = store.get(POLICY_LEDGER, TAG)
+    assert doc is not None
+    assert (doc["mood"], doc["restart_count"]) == ("blue", 1)
+
+
+RACER = """
+import sys
+from nomarr_systemd.core.model import Failure, Rules
+from nomarr_systemd.ledger import Ledger
+from tests.store.places import load_place
+
+store = load_place(sys.argv[1]).open()
+ledger = Ledger(store)
+rules = Rules(max_restarts=100, max_lifetime_restarts=0)
+print("ready", flush=True)
+sys.stdin.readline()
+fresh = 0
+for number in range(40):
+    fresh += ledger.record_failure("tag-0", Failure(f"{number:032x}"), rules).fresh
+    ledger.increment_restart_count("tag-1")
+store.close()
+print(fresh, flush=True)
+"""
+
+
+def test_eight_processes_book_each_failure_once(place: Place, ledger: Ledger) -> None:
+    racers = [
+        subprocess.Popen(
+            [sys.executable, "-c", RACER, dump_place(place)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(8)
+    ]
+    try:
+        for racer in racers:
+            assert racer.stdout
+            assert racer.stdout.readline() == "ready\n"
+        outputs = []
+        for racer in racers:
+            assert racer.stdin
+            racer.stdin.write("go\n")
+            racer.stdin.flush()
+        for racer in racers:
+            output, _ = racer.communicate(timeout=120)
+            assert racer.returncode == 0
+            outputs.append(int(output))
+    finally:
+        for racer in racers:
+            racer.kill()
+            racer.wait()
+    assert sum(outputs) == 40
+    assert ledger.get_restart_state("tag-0")[0] == 40
+    assert len(ledger.account("tag-0").records) == 40
+    assert ledger.get_restart_state("tag-1")[0] == 8 * 40
+
+
+# What is published
+
+
+def test_every_commit_is_published(
+    open_store: Callable[..., Store], tmp_path: Path, clock: Clock
+) -> None:
+    publisher = Publisher(str(tmp_path / "public"))
+    store = open_store(publisher=publisher)
+    ledger = Ledger(store, clock=clock)
+    shown = tmp_path / "public" / "tag-0.json"
+    ledger.record_failure(TAG, Failure(run(1)), RULES)
+    assert json.loads(shown.read_text())["restart_count"] == 1
+    assert shown.stat().st_mode & 0o777 == 0o640
+    with store.batch():
+        ledger.increment_restart_count(TAG)
+        ledger.increment_restart_count("tag-1")
+    assert json.loads(shown.read_text())["restart_count"] == 2
+    assert sorted(path.name for path in shown.parent.iterdir()) == ["tag-0.json", "tag-1.json"]
+    ledger.remove_restart_state(TAG)
+    assert not shown.exists()
+    # A kill between commit and publication leaves a gap, which the next start closes.
+    (shown.parent / "tag-1.json").unlink()
+    store.publish_all()
+    assert json.loads((shown.parent / "tag-1.json").read_text())["restart_count"] == 1
+
+
+def test_a_publication_that_fails_undoes_no_commit(
+    open_store: Callable[..., Store], tmp_path: Path, clock: Clock
+) -> None:
+    (tmp_path / "public").write_text("in the way")
+    publisher = Publisher(str(tmp_path / "public"))
+    ledger = Ledger(open_store(publisher=publisher), clock=clock)
+    ledger.increment_restart_count(TAG)
+    assert ledger.get_restart_state(TAG)[0] == 1
+    assert isinstance(publisher.error, OSError)
+    (tmp_path / "public").unlink()
+    ledger.increment_restart_count(TAG)
+    assert publisher.error is None

@@ -1,0 +1,364 @@
+"""What only concerns SQLite: durability, locks, a full disk, corruption, versions, modes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nomarr_systemd.core.errors import (
+    SchemaTooNew,
+    StaleRevision,
+    StoreError,
+    StoreRefused,
+    StoreUnavailable,
+)
+from nomarr_systemd.store.opening import open_store
+from nomarr_systemd.store.protocol import POLICY_LEDGER
+from nomarr_systemd.store.sqlite import SqliteStore
+
+DOC = {"_key": "worker:tag:0", "n": 1}
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> str:
+    return str(tmp_path / "state")
+
+
+def pragma(store: SqliteStore, name: str) -> object:
+    return store._file.run(lambda db: db.execute(f"PRAGMA {name}").fetchone()[0])
+
+
+def test_every_commit_is_durable(directory: str) -> None:
+    store = SqliteStore(directory, "policy")
+    assert pragma(store, "journal_mode") == "wal"
+    assert pragma(store, "synchronous") == 2  # FULL
+    store.close()
+
+
+def test_files_and_modes(directory: str) -> None:
+    for domain, name in (("policy", "ledger.db"), ("work", "work/work.db")):
+        store = open_store(f"sqlite://{directory}", domain)  # type: ignore[arg-type]
+        path = Path(directory, name)
+        assert path.stat().st_mode & 0o777 == 0o600
+        assert Path(f"{path}-wal").stat().st_mode & 0o777 == 0o600
+        store.close()
+
+
+def test_open_store_publishes_the_policy_domain_only(directory: str) -> None:
+    store = open_store(f"sqlite://{directory}", "policy")
+    store.insert(POLICY_LEDGER, DOC)
+    assert Path(directory, "public", "tag-0.json").exists()
+    store.close()
+
+
+def test_an_unknown_collection_is_refused(directory: str) -> None:
+    store = SqliteStore(directory, "policy")
+    with pytest.raises(StoreError, match="no collection 'jobs'"):
+        store.get("jobs", "x")
+    store.close()
+
+
+def test_the_lookups_use_their_indexes(directory: str) -> None:
+    """A million jobs must cost what a hundred do."""
+    store = SqliteStore(directory, "work")
+    sql = (
+        'EXPLAIN QUERY PLAN SELECT key FROM "jobs"'
+        " WHERE json_extract(body, '$.pool') = 'a' AND json_extract(body, '$.status') = 'b'"
+        " ORDER BY key ASC LIMIT 1"
+    )
+    plan = store._file.run(lambda db: str(db.execute(sql).fetchall()))
+    assert "USING INDEX jobs_0" in plan
+    assert "TEMP B-TREE" not in plan
+    store.close()
+
+
+# Locks
+
+
+HOLDER = """
+import sqlite3, sys
+db = sqlite3.connect(sys.argv[1], isolation_level=None)
+db.execute("BEGIN IMMEDIATE")
+print("held", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_a_lock_is_waited_for_and_then_reported(directory: str) -> None:
+    store = SqliteStore(directory, "policy", patience_s=0.05)
+    rev = store.insert(POLICY_LEDGER, DOC)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, store.path],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert holder.stdout
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(StoreUnavailable, match=r"stayed locked for 0\.05 s"):
+            store.replace(POLICY_LEDGER, {**DOC, "_rev": rev, "n": 2})
+        assert store.get(POLICY_LEDGER, "worker:tag:0") == {**DOC, "_rev": rev}  # readers read on
+    finally:
+        holder.kill()
+        holder.communicate()
+    store.replace(POLICY_LEDGER, {**DOC, "_rev": rev, "n": 2})
+    store.close()
+
+
+# Versions and strangers
+
+
+def test_a_newer_schema_is_refused_and_untouched(directory: str) -> None:
+    SqliteStore(directory, "policy").close()
+    path = Path(directory, "ledger.db")
+    with sqlite3.connect(path) as db:
+        db.execute("PRAGMA user_version = 99")
+    db.close()
+    before = path.read_bytes()
+    with pytest.raises(SchemaTooNew, match="has schema 99; this version knows up to 1") as caught:
+        SqliteStore(directory, "policy")
+    assert "upgrade" in caught.value.hint
+    assert path.read_bytes() == before
+
+
+def test_another_programs_database_is_refused(directory: str) -> None:
+    os.makedirs(directory)
+    path = Path(directory, "ledger.db")
+    with sqlite3.connect(path) as db:
+        db.execute("CREATE TABLE precious (x)")
+    db.close()
+    before = path.read_bytes()
+    with pytest.raises(StoreRefused, match="another program"):
+        SqliteStore(directory, "policy")
+    assert path.read_bytes() == before
+
+
+def test_a_file_that_was_only_created_is_completed(directory: str) -> None:
+    os.makedirs(directory)
+    Path(directory, "ledger.db").touch()
+    store = SqliteStore(directory, "policy")
+    store.insert(POLICY_LEDGER, DOC)
+    store.close()
+
+
+def test_no_directory_to_write_in() -> None:
+    with pytest.raises(StoreUnavailable, match=r"cannot open /proc/nomarr/ledger\.db"):
+        SqliteStore("/proc/nomarr", "policy")
+
+
+def test_a_symbolic_link_is_not_followed(directory: str, tmp_path: Path) -> None:
+    os.makedirs(directory)
+    Path(directory, "ledger.db").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(StoreUnavailable):
+        SqliteStore(directory, "policy")
+    assert not (tmp_path / "elsewhere").exists()
+
+
+# Corruption
+
+
+def spoil(path: Path) -> None:
+    """Settle the log into the file, then overwrite its first pages."""
+    db = sqlite3.connect(path)
+    db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    db.close()
+    with path.open("r+b") as file:
+        file.write(b"no database " * 1000)
+
+
+def test_a_corrupt_file_is_set_aside_with_its_companions(
+    directory: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = SqliteStore(directory, "policy")
+    store.insert(POLICY_LEDGER, DOC)
+    store.close()
+    path = Path(directory, "ledger.db")
+    spoil(path)
+    Path(directory, "ledger.db-wal").write_bytes(b"old log")
+    Path(directory, "ledger.db-shm").write_bytes(b"old index")
+    with caplog.at_level(logging.CRITICAL):
+        store = SqliteStore(directory, "policy")
+    assert store.find(POLICY_LEDGER) == []
+    store.insert(POLICY_LEDGER, DOC)
+    store.close()
+    aside = [name for name in os.listdir(directory) if ".corrupt-" in name]
+    assert {name.rpartition("Z")[2] for name in aside} == {"", "-wal", "-shm"}
+    (kept,) = (name for name in aside if name.endswith("Z"))
+    assert Path(directory, kept).read_bytes().startswith(b"no database")
+    assert Path(directory, f"{kept}-wal").read_bytes() == b"old log"
+    assert kept in caplog.text
+    assert "Masks in systemd still hold" in caplog.text
+
+
+def test_corruption_that_shows_up_under_a_running_store(directory: str) -> None:
+    store, other = (SqliteStore(directory, "policy") for _ in range(2))
+    rev = store.insert(POLICY_LEDGER, DOC)
+    assert other.get(POLICY_LEDGER, "worker:tag:0")
+    with sqlite3.connect(store.path) as db:
+        db.execute(f'UPDATE "{POLICY_LEDGER}" SET body = ?', ("{garbage",))
+    db.close()
+    with pytest.raises(StoreUnavailable, match="has been set aside"):
+        store.get(POLICY_LEDGER, "worker:tag:0")
+    assert store.get(POLICY_LEDGER, "worker:tag:0") is None
+    # The other one holds the file that was set aside: what it writes there would be lost.
+    with pytest.raises(StaleRevision):
+        other.replace(POLICY_LEDGER, {**DOC, "_rev": rev})
+    other.insert(POLICY_LEDGER, DOC)
+    assert store.get(POLICY_LEDGER, "worker:tag:0")
+    assert len([n for n in os.listdir(directory) if ".corrupt-" in n and n.endswith("Z")]) == 1
+    store.close()
+    other.close()
+
+
+def test_a_batch_on_a_file_that_was_lost_reports_itself_lost(directory: str) -> None:
+    store, other = (SqliteStore(directory, "policy") for _ in range(2))
+
+    def write_and_lose() -> None:
+        with store.batch():
+            store.insert(POLICY_LEDGER, DOC)
+            other._file.set_aside("a test says so")
+
+    with pytest.raises(StoreUnavailable, match="set aside meanwhile"):
+        write_and_lose()
+    assert store.find(POLICY_LEDGER) == []
+    store.insert(POLICY_LEDGER, DOC)
+    store.close()
+    other.close()
+
+
+def test_a_handle_on_the_old_file_does_no_harm_to_the_new_one(directory: str) -> None:
+    """Whoever closes a database last removes its log by name, and that name is the new one's:
+    SQLite itself looks first whether its file was moved, and this holds it to that."""
+    store, other, third = (SqliteStore(directory, "policy") for _ in range(3))
+    store.insert(POLICY_LEDGER, {**DOC, "_key": "old"})
+    store._file.set_aside("a test says so")
+    store.insert(POLICY_LEDGER, DOC)
+    assert third.get(POLICY_LEDGER, "worker:tag:0")  # it has noticed and moved to the new file
+    other.close()  # it has not
+    assert Path(directory, "ledger.db-wal").stat().st_size > 0
+    fresh = SqliteStore(directory, "policy")
+    assert fresh.get(POLICY_LEDGER, "worker:tag:0")
+    for each in (store, third, fresh):
+        each.close()
+
+
+def test_two_handles_of_one_process_keep_their_locks(directory: str) -> None:
+    """Opening and closing the file anew would drop the POSIX locks of the first handle."""
+    store = SqliteStore(directory, "policy")
+    with store.batch():
+        store.insert(POLICY_LEDGER, DOC)
+        SqliteStore(directory, "policy", patience_s=0.05).close()
+        code = (
+            "import sqlite3, sys\n"
+            "db = sqlite3.connect(sys.argv[1], timeout=0, isolation_level=None)\n"
+            "db.execute('BEGIN IMMEDIATE')"
+        )
+        tried = subprocess.run(
+            [sys.executable, "-c", code, store.path], capture_output=True, text=True, check=False
+        )
+        assert "database is locked" in tried.stderr
+    store.close()
+
+
+def test_a_removed_file_is_begun_again(directory: str) -> None:
+    store = SqliteStore(directory, "policy")
+    store.insert(POLICY_LEDGER, DOC)
+    for name in os.listdir(directory):
+        if name != "ledger.db.lock":
+            Path(directory, name).unlink()
+    assert store.get(POLICY_LEDGER, "worker:tag:0") is None
+    store.insert(POLICY_LEDGER, DOC)
+    store.close()
+    again = SqliteStore(directory, "policy")
+    assert again.get(POLICY_LEDGER, "worker:tag:0")
+    again.close()
+
+
+OPENER = """
+import sys
+from nomarr_systemd.store.protocol import POLICY_LEDGER
+from nomarr_systemd.store.sqlite import SqliteStore
+print("ready", flush=True)
+sys.stdin.readline()
+store = SqliteStore(sys.argv[1], "policy", patience_s=30)
+store.insert(POLICY_LEDGER, {"_key": sys.argv[2], "n": 1})
+store.close()
+"""
+
+
+@pytest.mark.parametrize("corrupt", [False, True])
+def test_eight_processes_begin_one_file(directory: str, corrupt: bool) -> None:
+    if corrupt:
+        SqliteStore(directory, "policy").close()
+        spoil(Path(directory, "ledger.db"))
+    openers = [
+        subprocess.Popen(
+            [sys.executable, "-c", OPENER, directory, f"k{number}"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(8)
+    ]
+    try:
+        for opener in openers:
+            assert opener.stdout
+            assert opener.stdout.readline() == "ready\n"
+        for opener in openers:
+            opener.stdin.write("go\n")  # type: ignore[union-attr]
+            opener.stdin.flush()  # type: ignore[union-attr]
+        for opener in openers:
+            _, complaint = opener.communicate(timeout=60)
+            assert opener.returncode == 0, complaint
+    finally:
+        for opener in openers:
+            opener.kill()
+            opener.communicate()
+    store = SqliteStore(directory, "policy")
+    assert len(store.find(POLICY_LEDGER)) == 8
+    store.close()
+    aside = [n for n in os.listdir(directory) if ".corrupt-" in n and n.endswith("Z")]
+    assert len(aside) == corrupt
+
+
+# A full disk: RLIMIT_FSIZE refuses to let files grow, as a full disk would
+
+FILLER = """
+import resource, signal, sys
+from nomarr_systemd.core.errors import StoreUnavailable
+from nomarr_systemd.store.protocol import POLICY_LEDGER
+from nomarr_systemd.store.sqlite import SqliteStore
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+store = SqliteStore(sys.argv[1], "policy")
+rev = store.insert(POLICY_LEDGER, {"_key": "a", "text": "before"})
+resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, resource.RLIM_INFINITY))
+try:
+    store.replace(POLICY_LEDGER, {"_key": "a", "_rev": rev, "text": "x" * 1_000_000})
+    print("kept")
+except StoreUnavailable as error:
+    print("refused:", error)
+doc = store.get(POLICY_LEDGER, "a")
+print(doc["text"], doc["_rev"] == rev)
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+store.replace(POLICY_LEDGER, {**doc, "text": "after"})
+print(store.get(POLICY_LEDGER, "a")["text"])
+store.close()
+"""
+
+
+def test_a_full_disk_loses_nothing_and_passes(directory: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FILLER, directory], capture_output=True, text=True, check=True
+    )
+    refused, before, after = done.stdout.splitlines()
+    assert refused.startswith("refused:")
+    assert (before, after) == ("before True", "after")
