@@ -28,6 +28,8 @@ def check(data: bytes, cuts: list[int]) -> int:
         start += cut
         assert len(pieces._rest) < MAX_FRAME
     assert found == frames, "frames depend on how the bytes were cut"
+    alone = [frame for line in data.split(b"\n")[:-1] for frame in Decoder(ID).feed(line + b"\n")]
+    assert alone == frames, "a frame depends on the one before"
     whole.finish()
     pieces.finish()
     assert pieces.drops == whole.drops, "drops depend on how the bytes were cut"

@@ -71,7 +71,7 @@ class Record(NamedTuple):
         )
 
     def write(self) -> str:
-        return "|".join(["" if value is None else _clean(value) for value in self])
+        return "|".join(["" if value is None else str(value) for value in self])
 
     @property
     def reason(self) -> Reason:
@@ -90,11 +90,6 @@ class Record(NamedTuple):
     def decision(self) -> Decision:
         evidence = Evidence(*self[11:17])
         return Decision(cast(Action, self.action), self.delay_ms, self.text, evidence)
-
-
-def _clean(value: object) -> str:
-    """A field's text: one line, without the bar that ends it."""
-    return str(value).replace("|", "/").replace("\n", " ")
 
 
 def _maybe_int(text: str) -> int | None:
@@ -166,9 +161,8 @@ def to_doc(account: Account) -> dict[str, Any]:
     return doc
 
 
-def history_for(account: Account, invocation: str, now: Moment) -> History:
-    """What ``decide`` needs to know about this failure's past."""
-    known = account.find(invocation)
+def history_of(account: Account, now: Moment) -> History:
+    """What ``decide`` needs to know of the past for a failure that is not on record."""
     here = sorted(account.window.get(now.boot_id, ())[2::3])
     elsewhere = sorted(
         wall_ms
@@ -176,31 +170,33 @@ def history_for(account: Account, invocation: str, now: Moment) -> History:
         if boot_id != now.boot_id
         for wall_ms in row[1::3]
     )
-    return History(
-        {invocation: known.decision} if known else {},
-        here,
-        elsewhere,
-        account.restart_count,
-        account.k,
-        account.last_due,
-    )
+    return History({}, here, elsewhere, account.restart_count, account.k, account.last_due)
 
 
 def record_failure(
     account: Account, failure: Failure, rules: Rules, now: Moment
 ) -> tuple[Account, Record]:
     """Decide and book; a failure that is on record already changes nothing."""
-    decision = decide(history_for(account, failure.invocation, now), failure, rules, now)
-    return book(account, failure, decision, rules, now)
+    known = account.find(failure.invocation)
+    if known is not None:
+        return account, known
+    decision = decide(history_of(account, now), failure, rules, now)
+    return _book(account, failure, decision, rules, now)
 
 
 def book(
     account: Account, failure: Failure, decision: Decision, rules: Rules, at: Moment
 ) -> tuple[Account, Record]:
-    """Put a decision on record, once: ``at`` is when it was taken."""
+    """Put a decision on record, once, that was taken at another time, ``at``."""
     known = account.find(failure.invocation)
     if known is not None:
         return account, known
+    return _book(account, failure, decision, rules, at)
+
+
+def _book(
+    account: Account, failure: Failure, decision: Decision, rules: Rules, at: Moment
+) -> tuple[Account, Record]:
     due = account.last_due
     if due is not None and age_ms(due, at) >= rules.stable_after_s * 1000:
         account = account._replace(recoveries=account.recoveries + 1, k=0, last_due=None)
@@ -340,12 +336,17 @@ def _append(
         effect,
         run_ms,
         *(evidence or Evidence(0, 0, account.restart_count, 0, account.k, None)),
-        text,
-        by,
+        _one_line(text),
+        _one_line(by),
     )
     rows = [*account.rows[-(RING - 1) :], record.write()]
     changed = account._replace(rows=rows, attempts=record.attempt, updated_at_wall_ms=at.wall_ms)
     return changed, record
+
+
+def _one_line(text: str) -> str:
+    """Without the bar that ends a field."""
+    return text.replace("|", "/").replace("\n", " ")
 
 
 def _count(account: Account, record: Record) -> Account:

@@ -76,10 +76,14 @@ _scan: Callable[[str, int], tuple[Any, int]] = JSONDecoder(  # type: ignore[attr
     parse_float=_finite, parse_constant=_refuse
 ).scan_once
 
-# From one frame to the next a worker mostly changes what comes last: its count and the age of its
-# progress. A line that begins as the last valid one did, and ends like this, is valid too. (Within
-# a JSON text the quotes would be escaped, and within a nested object one brace would not end it.)
-_STEM_END: Final = b',"seq":'
+# From one frame to the next a worker changes its job, its count and the age of its progress, and
+# little else. A line that differs from the last valid one only in these is valid too, and need not
+# be taken apart: one text without escapes for another, one number for another. (Nothing inside a
+# JSON text looks like the marks below, its quotes being escaped, and inside a nested object more
+# than one brace would have to follow the numbers.)
+_JOB: Final = b'"job":"'
+_SEQ: Final = b',"seq":'
+_match_job = re.compile(rb'[ !#-\[\]-~]*"').match
 _match_tail = re.compile(
     rb'(?:0|[1-9][0-9]{0,17})(?:,"progress_age_s":(?:0|[1-9][0-9]{0,8})(?:\.[0-9]{1,9})?)?\}'
 ).fullmatch
@@ -88,14 +92,15 @@ _match_tail = re.compile(
 class Decoder:
     """Takes one worker's pipe apart. ``drops`` counts refused lines by kind, for life."""
 
-    __slots__ = ("_component_id", "_event", "_rest", "_skipping", "_stem", "drops")
+    __slots__ = ("_component_id", "_event", "_head", "_middle", "_rest", "_skipping", "drops")
 
     def __init__(self, component_id: str) -> None:
         self._component_id = component_id
         self._rest = b""
         self._skipping = False  # inside a line that is already too long
-        self._stem = b""  # how the last valid line began, up to what changes in every frame
-        self._event = EVENTS["pending"]  # and the event it was
+        # The last valid line: up to its job, from there up to its count, and the event it was.
+        self._head = self._middle = b""
+        self._event = EVENTS["pending"]
         self.drops: dict[str, int] = {}
 
     def feed(self, chunk: bytes) -> list[Frame]:
@@ -116,16 +121,9 @@ class Decoder:
                 self._skipping = True
         frames = []
         for line in lines:
-            stem = self._stem
-            if stem and line.startswith(stem) and _match_tail(line, len(stem)):
-                if len(line) < MAX_FRAME:
-                    frames.append(Frame(self._event, line))
-                else:
-                    self._drop("length")
-            else:
-                event = self._parse(line)
-                if event is not None:
-                    frames.append(Frame(event, line))
+            event = self._event if self._is_alike(line) else self._parse(line)
+            if event is not None:
+                frames.append(Frame(event, line))
         return frames
 
     def finish(self) -> None:
@@ -134,6 +132,30 @@ class Decoder:
             self._drop("cut")
         self._rest = b""
         self._skipping = False
+
+    def _is_alike(self, line: bytes) -> bool:
+        """Whether a line differs from the last valid one only where that makes no difference."""
+        head = self._head
+        if not head or not line.startswith(head) or len(line) >= MAX_FRAME:
+            return False
+        place = len(head)
+        if self._middle:
+            job = _match_job(line, place)
+            if job is None or not line.startswith(self._middle, job.end()):
+                return False
+            place = job.end() + len(self._middle)
+        return _match_tail(line, place) is not None
+
+    def _remember(self, line: bytes, event: Event) -> None:
+        stem, mark, tail = line.rpartition(_SEQ)
+        self._head = self._middle = b""
+        if mark and _match_tail(tail):
+            self._event = event
+            self._head = stem + mark
+            before, mark, rest = self._head.partition(_JOB)
+            job = _match_job(rest) if mark else None
+            if job is not None:
+                self._head, self._middle = before + mark, rest[job.end() :]
 
     def _parse(self, line: bytes) -> Event | None:
         """The event that a line is; a line that is none is counted."""
@@ -149,7 +171,7 @@ class Decoder:
             fields, end = _scan(text, len(PREFIX))
         except (ValueError, StopIteration, RecursionError):
             return self._drop("json")
-        if type(fields) is not dict or text[end:].strip(" \t\r"):
+        if type(fields) is not dict or (end < len(text) and text[end:].strip(" \t\r")):
             return self._drop("json")
         if "\\u" in text and not _is_text(fields):
             return self._drop("encoding")
@@ -168,9 +190,7 @@ class Decoder:
                 return self._drop("field")
         if status == "recovering":
             event = Event("recovering", fields.get("recover_for_s"))
-        stem, stem_end, tail = line.rpartition(_STEM_END)
-        self._stem = stem + stem_end if stem_end and _match_tail(tail) else b""
-        self._event = event
+        self._remember(line, event)
         return event
 
     def _drop(self, kind: str) -> Event | None:

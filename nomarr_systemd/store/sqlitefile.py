@@ -140,13 +140,9 @@ class SqliteFile:
         )
 
     def _run_once(self, statement: Statement[T]) -> T:
-        db = self._db
-        if db is None:
-            db = self._open()
-        elif _identify(self.path) != self._identity:
-            raise _Moved
+        db = self._db or self._open()
         result = statement(db)
-        # A commit into a file that was set aside in this very moment has recorded nothing.
+        # What was read from or written to a file that is no longer in its place does not count.
         if not db.in_transaction and _identify(self.path) != self._identity:
             raise _Moved
         return result

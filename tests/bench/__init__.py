@@ -1,0 +1,1 @@
+"""Figures of this machine, each beside its floor, measured in the same run. They decide no test."""

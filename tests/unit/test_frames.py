@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nomarr_systemd.core.frames import (
@@ -188,24 +188,55 @@ TAILS = [
     b"\xff}",
 ]
 STEMS = [
-    b'HEALTH|{"component_id":"worker:tag:0","status":"healthy","seq":',
-    b'HEALTH|{"component_id":"worker:tag:0","status":"recovering","recover_for_s":9,"seq":',
-    b'HEALTH|{"component_id":"worker:tag:0","status":"healthy","job":"a,\\"seq\\":","seq":',
-    b'HEALTH|{"component_id":"worker:tag:0","status":"healthy","metrics":{"a":1,"seq":',
-    b'HEALTH|{"component_id":"worker:tag:0","status":"healthy","seq":"x","seq":',
+    b'{"component_id":"worker:tag:0","status":"healthy",JOB"seq":',
+    b'{"component_id":"worker:tag:0",JOB"status":"recovering","recover_for_s":9,"seq":',
+    b'{"component_id":"worker:tag:0","status":"healthy",JOB"metrics":{"a":1,"seq":',
+    b'{"component_id":"worker:tag:0","status":"healthy",JOB"seq":"x","seq":',
+    b'{"component_id":"worker:tag:0","status":"healthy","metrics":{JOB"b":2},"seq":',
+    b'{"component_id":"worker:tag:0","status":"healthy",JOBJOB"seq":',
+    b'{JOB"component_id":"worker:tag:0","status":"healthy","seq":',
 ]
+JOBS = [
+    b"",
+    b'"job":"a",',
+    b'"job":"/music/a b [c] {d}.flac",',
+    b'"job":"",',
+    b'"job":"a,\\"seq\\":",',
+    b'"job":"\\",',
+    b'"job":"\\"job":"x",',
+    b'"my\\"job":"x",',
+    b'"job":"\x01",',
+    b'"job":"\xc3\xbc",',
+    b'"job":"\xff",',
+    b'"job":"\\ud800",',
+    b'"job":7,',
+    b'"job":null,',
+    b'"job":["x"],',
+    b'"job":"x","status":"dead",',
+    b'"job":"' + b"y" * 4000 + b'",',
+]
+lines_alike = st.tuples(st.sampled_from(STEMS), st.sampled_from(JOBS), st.sampled_from(TAILS)).map(
+    lambda parts: b"HEALTH|" + parts[0].replace(b"JOB", parts[1]) + parts[2] + b"\n"
+)
 
 
-@given(st.lists(st.tuples(st.sampled_from(STEMS), st.sampled_from(TAILS)), max_size=12))
-@example([(STEMS[0], TAILS[0]), (STEMS[0], b"7" * 4050 + b"}")])
-def test_the_shorter_way_leads_to_the_same_place(parts: list[tuple[bytes, bytes]]) -> None:
-    lines = [stem + tail + b"\n" for stem, tail in parts]
+@given(st.lists(lines_alike, max_size=12))
+@settings(max_examples=1000)
+def test_the_shorter_way_leads_to_the_same_place(lines: list[bytes]) -> None:
     together, drops = feed(*lines)
     alone = [feed(one) for one in lines]
     assert together == [frame for frames, _ in alone for frame in frames]
     assert sum(drops.values()) == sum(sum(each.values()) for _, each in alone)
     for frame in together:
         assert frame.fields["component_id"] == ID
+
+
+def test_the_shorter_way_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    frames = [encode(ID, "healthy", job=f"/m/{n}.flac", pid=7, seq=n) for n in range(5)]
+    decoder = Decoder(ID)
+    assert len(decoder.feed(frames[0])) == 1
+    monkeypatch.setattr(Decoder, "_parse", lambda *_: pytest.fail("it took the long one"))
+    assert len(decoder.feed(b"".join(frames[1:]))) == 4
 
 
 # Encoding

@@ -1,0 +1,27 @@
+"""``make bench``: what the parts cost, as ratios to the barest program that does the same job."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable
+
+from tests.bench import books, decisions, frames, imports
+
+PARTS: dict[str, Callable[[], None]] = {
+    "decisions": decisions.measure,
+    "frames": frames.measure,
+    "books": books.measure,
+    "imports": imports.measure,
+}
+
+
+def main(wanted: list[str]) -> int:
+    for name in wanted or PARTS:
+        gc.collect()
+        PARTS[name]()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,111 @@
+"""A thousand FIFOs, one frame each per round: all that a supervisor does with a frame, beside
+reading and splitting alone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import select
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from nomarr_systemd.core.frames import Decoder, encode
+from nomarr_systemd.core.health import REGISTERED, State, step
+from nomarr_systemd.core.model import HealthRules
+from tests.bench.timing import report
+
+WORKERS = 1000
+ROUNDS = 120
+RULES = HealthRules()
+
+
+class Pipe(NamedTuple):
+    reader: int
+    writer: int
+
+
+class Bench(NamedTuple):
+    pipes: list[Pipe]
+    poll: select.epoll
+    decoders: dict[int, Decoder]
+    states: dict[int, State]
+
+
+@contextlib.contextmanager
+def make_bench() -> Iterator[Bench]:
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(limit[0], 4096), max(limit[1], 4096)))
+    bench = Bench([], select.epoll(), {}, {})
+    with tempfile.TemporaryDirectory() as directory:
+        for number in range(WORKERS):
+            path = f"{directory}/tag-{number}"
+            os.mkfifo(path)
+            reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+            bench.pipes.append(Pipe(reader, os.open(path, os.O_WRONLY | os.O_NONBLOCK)))
+            bench.poll.register(reader, select.EPOLLIN | select.EPOLLET)
+            component = f"worker:tag:{number}"
+            bench.decoders[reader] = Decoder(component)
+            bench.states[reader] = step(State(component), REGISTERED, 0.0, RULES)[0]
+        yield bench
+        bench.poll.close()
+        for fd in (fd for pipe in bench.pipes for fd in pipe):
+            os.close(fd)
+
+
+def send(bench: Bench, number: int, job_length: int) -> None:
+    """One frame from each worker; a job lasts for ``job_length`` frames."""
+    for worker, pipe in enumerate(bench.pipes):
+        frame = encode(
+            f"worker:tag:{worker}",
+            "healthy",
+            phase="processing",
+            job=f"/music/artist/album/track {(number + worker) // job_length}.flac",
+            pid=1000 + worker,
+            invocation="0123456789abcdef" * 2,
+            seq=number,
+            progress_age_s=round(0.1 + (number * 7 + worker) % 90 / 10, 1),
+        )
+        os.write(pipe.writer, frame)
+
+
+def read_and_split(bench: Bench) -> None:
+    left = WORKERS
+    while left:
+        for fd, _ in bench.poll.poll():
+            os.read(fd, 65536).split(b"\n")
+            left -= 1
+
+
+def supervise(bench: Bench) -> None:
+    now = time.monotonic()
+    decoders, states = bench.decoders, bench.states
+    left = WORKERS
+    while left:
+        for fd, _ in bench.poll.poll():
+            for frame in decoders[fd].feed(os.read(fd, 65536)):
+                states[fd], _ = step(states[fd], frame.event, now, RULES)
+            left -= 1
+
+
+def measure() -> None:
+    with make_bench() as bench:
+        for job_length, name in ((10, "a job of 25 s"), (1, "another job in each")):
+            taken: dict[Callable[[Bench], None], list[float]] = {}
+            for number in range(ROUNDS):
+                # In turn, and each worker's own frames in sequence for the decoder.
+                for contender in (read_and_split, supervise):
+                    send(bench, number, job_length)
+                    started = time.perf_counter()
+                    contender(bench)
+                    taken.setdefault(contender, []).append(time.perf_counter() - started)
+            floor, ours = (statistics.median(times) for times in taken.values())
+            report(f"frames, {name}", f"{WORKERS / ours:,.0f} frames/s")
+            report("  to reading and splitting alone", f"{floor / ours:.2f}", "bar 0.35, aim 0.6")
+        healthy = sum(state.status == "healthy" for state in bench.states.values())
+        drops = sum(sum(decoder.drops.values()) for decoder in bench.decoders.values())
+        if (healthy, drops) != (WORKERS, 0):
+            raise SystemExit(f"{healthy} of {WORKERS} healthy, {drops} lines dropped: no figure")

@@ -1,0 +1,182 @@
+"""SIGKILL at every system call that changes a file: nothing lost, nothing doubled, nothing torn.
+
+strace kills the program at its n-th call of a kind. One good run says how many calls there are;
+then each of them is the last one once.
+"""
+
+from __future__ import annotations
+
+import collections
+import concurrent.futures
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nomarr_systemd.core.model import Failure, Rules
+from nomarr_systemd.ledger import Ledger
+from nomarr_systemd.spool import Spool
+from nomarr_systemd.store.publish import Publisher
+from nomarr_systemd.store.sqlite import SqliteStore
+from tests.process.test_spool import entry
+
+RULES = Rules(backoff_jitter=0)
+RUN = f"{7:032x}"
+CALLS = "pwrite64,write,fdatasync,fsync,rename,unlink,ftruncate,fchmod,mkdir,link,flock"
+
+BOOK = """
+import os, sys
+from nomarr_systemd.core.model import Failure, Rules
+from nomarr_systemd.ledger import Ledger
+from nomarr_systemd.store.publish import Publisher
+from nomarr_systemd.store.sqlite import SqliteStore
+
+directory = sys.argv[1]
+store = SqliteStore(directory, "policy", publisher=Publisher(os.path.join(directory, "public")))
+ledger = Ledger(store)
+ledger.record_failure("tag-0", Failure(f"{7:032x}", "signal", -9), Rules(backoff_jitter=0))
+ledger.set_effect("tag-0", f"{7:032x}", "scheduled")
+store.close()
+"""
+
+SPOOL = """
+import sys
+from nomarr_systemd.spool import Spool
+from tests.process.test_spool import entry
+
+Spool(sys.argv[1]).write(entry(7))
+"""
+
+REPLAY = """
+import os, sys
+from nomarr_systemd.core.model import Rules
+from nomarr_systemd.ledger import Ledger
+from nomarr_systemd.spool import Spool
+from nomarr_systemd.store.sqlite import SqliteStore
+
+store = SqliteStore(os.path.join(sys.argv[1], "state"), "policy")
+Spool(os.path.join(sys.argv[1], "spool")).replay(Ledger(store), lambda _: Rules(backoff_jitter=0))
+store.close()
+"""
+
+
+def trace(program: str, directory: Path, *inject: str) -> subprocess.CompletedProcess[str]:
+    log = directory.with_suffix(".strace")
+    command = ["strace", "-f", "-e", f"trace={CALLS}", "-o", str(log), *inject]
+    return subprocess.run(
+        [*command, sys.executable, "-B", "-c", program, str(directory)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def kill_points(program: str, directory: Path) -> list[tuple[str, int]]:
+    """Every call that one good run makes: its name and its number."""
+    done = trace(program, directory)
+    assert done.returncode == 0, done.stderr
+    log = directory.with_suffix(".strace").read_text()
+    counts = collections.Counter(re.findall(r"^\d+ +([a-z0-9]+)\(", log, re.MULTILINE))
+    return [(name, number) for name, count in counts.items() for number in range(1, count + 1)]
+
+
+def kill(program: str, directory: Path, name: str, number: int) -> None:
+    done = trace(program, directory, "-e", f"inject={name}:signal=SIGKILL:when={number}")
+    assert done.returncode in (-9, 137), (name, number, done.stderr)
+
+
+def at_each(points: list[tuple[str, int]], check: Callable[[str, int], None]) -> None:
+    """On all cores: nearly all of the time is Python starting under strace."""
+    with concurrent.futures.ThreadPoolExecutor(2 * (os.cpu_count() or 1)) as pool:
+        for result in [pool.submit(check, *point) for point in points]:
+            result.result()
+
+
+def ledger_at(directory: Path) -> tuple[SqliteStore, Ledger]:
+    store = SqliteStore(str(directory), "policy", publisher=Publisher(str(directory / "public")))
+    return store, Ledger(store)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("earlier", [0, 100], ids=["new-file", "full-ring"])
+def test_a_booking_killed_anywhere(tmp_path: Path, earlier: int) -> None:
+    def prepare(directory: Path) -> None:
+        if not earlier:
+            return
+        store, ledger = ledger_at(directory)
+        with store.batch():
+            for number in range(1000, 1000 + earlier):
+                ledger.record_failure("tag-0", Failure(f"{number:032x}", held="paused"), RULES)
+        store.close()
+
+    prepare(tmp_path / "good")
+    points = kill_points(BOOK, tmp_path / "good")
+    print(f"{len(points)} kill points")
+    assert len(points) > 15
+
+    def check(name: str, number: int) -> None:
+        directory = tmp_path / f"{name}-{number}"
+        prepare(directory)
+        kill(BOOK, directory, name, number)
+        store, ledger = ledger_at(directory)
+        before = ledger.account("tag-0")
+        assert before.restart_count in (0, 1)
+        booked = ledger.record_failure("tag-0", Failure(RUN, "signal", -9), RULES)
+        assert booked.fresh == (before.restart_count == 0)
+        after = ledger.account("tag-0")
+        assert after.restart_count == 1
+        assert [record.invocation for record in after.records].count(RUN) == 1
+        assert booked.record.effect in ("pending", "scheduled")
+        store.publish_all()
+        shown = json.loads((directory / "public" / "tag-0.json").read_text())
+        assert shown["restart_count"] == 1
+        store.close()
+        assert not [path for path in os.listdir(directory) if "corrupt" in path]
+
+    at_each(points, check)
+
+
+@pytest.mark.slow
+def test_spooling_killed_anywhere(tmp_path: Path) -> None:
+    points = kill_points(SPOOL, tmp_path / "good")
+    assert len(points) >= 4
+
+    def check(name: str, number: int) -> None:
+        directory = tmp_path / f"{name}-{number}"
+        kill(SPOOL, directory, name, number)
+        found, bad = Spool(str(directory)).read()
+        assert (found, bad) in (([entry(7)], []), ([], []))
+        Spool(str(directory)).write(entry(7))
+        assert Spool(str(directory)).read() == ([entry(7)], [])
+
+    at_each(points, check)
+
+
+@pytest.mark.slow
+def test_a_replay_killed_anywhere(tmp_path: Path) -> None:
+    def prepare(directory: Path) -> None:
+        for number in (1, 2):
+            Spool(str(directory / "spool")).write(entry(number, number))
+
+    prepare(tmp_path / "good")
+    points = kill_points(REPLAY, tmp_path / "good")
+    assert len(points) > 15
+
+    def check(name: str, number: int) -> None:
+        directory = tmp_path / f"{name}-{number}"
+        prepare(directory)
+        kill(REPLAY, directory, name, number)
+        store = SqliteStore(str(directory / "state"), "policy")
+        Spool(str(directory / "spool")).replay(Ledger(store), lambda _: RULES)
+        account = Ledger(store).account("tag-0")
+        assert account.restart_count == 2
+        assert [record.invocation for record in account.records] == [f"{1:032x}", f"{2:032x}"]
+        assert os.listdir(directory / "spool") == []
+        store.close()
+
+    at_each(points, check)
