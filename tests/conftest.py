@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,14 +16,14 @@ settings.load_profile("nomarr")
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
-    item: pytest.Item,  # noqa: ARG001  pytest's signature
+    item: pytest.Item,
     call: pytest.CallInfo[None],
-) -> Iterator[None]:
-    report: pytest.TestReport = yield  # type: ignore[misc,assignment]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
     if report.skipped and os.environ.get("NOMARR_REQUIRE_ALL"):
         report.outcome = "failed"
         report.longrepr = f"skipped where everything is required: {call.excinfo}"
-    return report  # type: ignore[return-value]
+    return report
 
 
 @pytest.fixture(autouse=True)
