@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple, TypeVar
 
 from nomarr_systemd.core import account as book_keeping
-from nomarr_systemd.core.account import Account, Record, Statistics
+from nomarr_systemd.core.account import Account, Statistics
 from nomarr_systemd.core.errors import KeyExists, StaleRevision, StoreUnavailable
 from nomarr_systemd.core.ids import parse_component
 from nomarr_systemd.core.model import Decision, Failure, Moment, Rules
+from nomarr_systemd.core.record import Record
 from nomarr_systemd.host import clock as host_clock
 from nomarr_systemd.store.protocol import POLICY_LEDGER, Store
 

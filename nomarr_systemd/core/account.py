@@ -6,100 +6,26 @@ compare-and-swap of the document, is the ledger's work.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple, cast
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
-from nomarr_systemd.core.exits import reason_for
 from nomarr_systemd.core.model import (
-    Action,
     Decision,
     Evidence,
     Failure,
     History,
     Moment,
-    Reason,
     Rules,
     age_ms,
 )
 from nomarr_systemd.core.policy import decide
+from nomarr_systemd.core.record import DECISIONS, EFFECTS, Record, with_effect
 
 # Counted restarts by boot: invocation, wall_ms, boottime_ms and so on in one row, which JSON reads
 # and writes quickly and a slice takes apart.
 Window = Mapping[str, Sequence[Any]]
 
 RING: Final = 100  # records kept; also the most restarts that a window can be asked to count
-DECISIONS: Final = ("restart", "fail", "hold", "ignore")
-EFFECTS: Final = ("pending", "scheduled", "done")
-
-
-class Record(NamedTuple):
-    """One line of the account; new fields go last.
-
-    In the document it is one text, fields between bars: a full ring is then read and written in
-    a fraction of the time of a durable commit, as a hundred JSON objects are not.
-    """
-
-    attempt: int  # 1, 2, 3 … for as long as the document lives
-    invocation: str  # "" where no run is meant
-    action: str  # restart, fail, hold, ignore; refund, manual, reset
-    kind: str
-    code: int
-    delay_ms: int
-    wall_ms: int
-    boot_id: str
-    boottime_ms: int
-    effect: str  # pending, scheduled, done
-    run_ms: int | None
-    window_used: int
-    window_limit: int
-    lifetime_used: int
-    lifetime_limit: int
-    k: int
-    next_available_ms: int | None
-    text: str  # why, in one line
-    by: str = ""  # who, when a person acted
-
-    @classmethod
-    def read(cls, row: str) -> Record:
-        """The record that a row of the document holds; what a newer version added is left out."""
-        texts = row.split("|")
-        return cls(
-            *(
-                parse(text)  # type: ignore[arg-type]  # in the order of the fields
-                for parse, text in zip(_PARSERS, texts, strict=False)
-            )
-        )
-
-    def write(self) -> str:
-        return "|".join(["" if value is None else str(value) for value in self])
-
-    @property
-    def reason(self) -> Reason:
-        """The seeds' coarser word: failure, health, timeout or manual."""
-        return "manual" if self.action in ("manual", "reset") else reason_for(self.kind)
-
-    @property
-    def moment(self) -> Moment:
-        return Moment(self.wall_ms, self.boot_id, self.boottime_ms)
-
-    @property
-    def due(self) -> Moment:
-        return self.moment.later(self.delay_ms)
-
-    @property
-    def decision(self) -> Decision:
-        evidence = Evidence(*self[11:17])
-        return Decision(cast(Action, self.action), self.delay_ms, self.text, evidence)
-
-
-def _maybe_int(text: str) -> int | None:
-    return int(text) if text else None
-
-
-_PARSERS: Final[tuple[Callable[[str], object], ...]] = (
-    *(int, str, str, str, int, int, int, str, int, str, _maybe_int),
-    *(int, int, int, int, int, _maybe_int, str, str),
-)
 
 
 class Statistics(NamedTuple):
@@ -201,7 +127,7 @@ def _book(
     if due is not None and age_ms(due, at) >= rules.stable_after_s * 1000:
         account = account._replace(recoveries=account.recoveries + 1, k=0, last_due=None)
     account, record = _append(
-        account,
+        _settle(account),
         at,
         invocation=failure.invocation,
         action=decision.action,
@@ -257,8 +183,8 @@ def set_effect(account: Account, invocation: str, effect: str, now: Moment) -> A
     known = account.find(invocation)
     if known is None or EFFECTS.index(effect) <= EFFECTS.index(known.effect):
         return account
-    old, new = known.write(), known._replace(effect=effect).write()
-    rows = [new if row == old else row for row in account.rows]
+    mark = f"{known.attempt}|"
+    rows = [with_effect(row, effect) if row.startswith(mark) else row for row in account.rows]
     account = account._replace(rows=rows, updated_at_wall_ms=now.wall_ms)
     # A held worker that was let go begins its run now, not when it was last restarted.
     released = known.action == "hold" and effect == "done"
@@ -391,10 +317,12 @@ def _take_out(window: Window, invocation: str) -> Window:
 
 
 def _settle(account: Account) -> Account:
-    """A person acted: no pending restart or hold is owed any more."""
+    """Nothing that was decided before is owed any more: a person acted, or it ran again."""
     rows = []
     for row in account.rows:
-        record = Record.read(row)
-        owed = record.action in ("restart", "hold") and record.effect != "done"
-        rows.append(record._replace(effect="done").write() if owed else row)
+        if "|pending|" in row or "|scheduled|" in row:
+            record = Record.read(row)
+            if record.action in ("restart", "hold") and record.effect != "done":
+                row = with_effect(row, "done")
+        rows.append(row)
     return account._replace(rows=rows)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 
 from nomarr_systemd.core import account as book
-from nomarr_systemd.core.account import RING, Account, Record
+from nomarr_systemd.core.account import RING, Account
 from nomarr_systemd.core.ids import next_start_job
 from nomarr_systemd.core.model import Decision, Evidence, Failure, Rules
+from nomarr_systemd.core.record import Record
 from tests.unit.test_policy import PLAIN, at, run
 
 EMPTY = Account("worker:tag:0")
@@ -60,6 +61,22 @@ def test_fields_and_columns_of_a_newer_version_are_left_alone() -> None:
     account = book.from_doc(doc)
     assert account.records[0].invocation == run(1)
     assert crash(account, 2, 1).rows[0].endswith("|new")
+    account = book.set_effect(account, run(1), "scheduled", at(1))
+    assert account.rows[0].endswith("|new")
+    assert account.records[0].effect == "scheduled"
+
+
+def test_a_newer_failure_settles_what_was_owed_before() -> None:
+    account = book.set_effect(crash(EMPTY, 1, 0), run(1), "scheduled", at(0))
+    account = crash(account, 2, 5)
+    assert [record.effect for record in account.records] == ["done", "pending"]
+    masked = book.record_failure(account, Failure(run(3), code=78), PLAIN, at(9))[0]
+    assert [r.effect for r in crash(masked, 4, 10).records] == [
+        "done",
+        "done",
+        "pending",
+        "pending",
+    ]
 
 
 def test_effects_only_go_forward() -> None:

@@ -1,0 +1,56 @@
+"""Structured journal entries about a worker, where ``systemctl status`` of the worker shows them.
+
+Each kind of entry has a MESSAGE_ID of its own, which the message catalog explains.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from systemd import journal
+
+from nomarr_systemd.core.ids import Component
+from nomarr_systemd.core.record import Record
+
+MESSAGE_IDS: Final = {
+    "restart": "6a1f0c7b2f7a4d0c9c0e5d8b1a7e4f01",
+    "fail": "6a1f0c7b2f7a4d0c9c0e5d8b1a7e4f02",
+    "hold": "6a1f0c7b2f7a4d0c9c0e5d8b1a7e4f03",
+    "ignore": "6a1f0c7b2f7a4d0c9c0e5d8b1a7e4f04",
+}
+_PRIORITIES: Final = {"restart": 4, "fail": 2, "hold": 5, "ignore": 6}
+
+
+def write_decision(component: Component, record: Record, line: str, *, user: bool) -> None:
+    """One entry for one decision; ``line`` is how the worker died."""
+    unit_field = "OBJECT_SYSTEMD_USER_UNIT" if user else "OBJECT_SYSTEMD_UNIT"
+    journal.send(
+        f"{component.instance}: {line}. {describe(record)}",
+        MESSAGE_ID=MESSAGE_IDS[record.action],
+        PRIORITY=_PRIORITIES[record.action],
+        SYSLOG_IDENTIFIER="nomarr-controller",
+        NOMARR_COMPONENT_ID=component.component_id,
+        NOMARR_INSTANCE=component.instance,
+        NOMARR_DECISION=record.action,
+        NOMARR_DELAY_MS=str(record.delay_ms),
+        NOMARR_CLASS=record.kind,
+        NOMARR_CODE=str(record.code),
+        NOMARR_INVOCATION_ID=record.invocation,
+        NOMARR_WINDOW=f"{record.window_used}/{record.window_limit}",
+        NOMARR_LIFETIME=f"{record.lifetime_used}/{record.lifetime_limit}",
+        NOMARR_REASON=record.text,
+        **{unit_field: component.unit},
+    )
+
+
+def describe(record: Record) -> str:
+    """The decision in the words of the journal."""
+    match record.action:
+        case "restart":
+            return f"Decided: {record.text}."
+        case "fail":
+            return f"Masked: {record.text}. When mended: nomarrctl reset, then start it."
+        case "hold":
+            return f"Held: {record.text}."
+        case _:
+            return f"Not counted: {record.text}."
