@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeVar
 from nomarr_systemd.core import account as book_keeping
 from nomarr_systemd.core.account import Account, Statistics
 from nomarr_systemd.core.errors import KeyExists, StaleRevision, StoreUnavailable
-from nomarr_systemd.core.ids import parse_component
+from nomarr_systemd.core.ids import parse_component, split_invocation
 from nomarr_systemd.core.model import Decision, Failure, Moment, Rules
 from nomarr_systemd.core.record import Record
 from nomarr_systemd.host import clock as host_clock
@@ -50,6 +50,7 @@ class Ledger:
         what was decided the first time.
         """
         now = at or self._clock()
+        split_invocation(failure.invocation)
 
         def change(account: Account) -> tuple[Account, Booked]:
             after, record = book_keeping.record_failure(account, failure, rules, now)
@@ -66,6 +67,7 @@ class Ledger:
         self, component_id: str, failure: Failure, decision: Decision, rules: Rules, at: Moment
     ) -> Booked:
         """Put a decision on record that was taken while the store was away, once."""
+        split_invocation(failure.invocation)
 
         def change(account: Account) -> tuple[Account, Booked]:
             after, record = book_keeping.book(account, failure, decision, rules, at)
@@ -151,8 +153,12 @@ class Ledger:
 
     def remove_restart_state(self, component_id: str) -> None:
         """Forget the worker altogether: it was removed from the configuration."""
-        component = parse_component(component_id).component_id
-        self._store.delete(POLICY_LEDGER, self._key(component))
+        key = self._key(parse_component(component_id).component_id)
+        while doc := self._store.get(POLICY_LEDGER, key):
+            try:
+                self._store.delete(POLICY_LEDGER, key, doc["_rev"])
+            except StaleRevision:
+                continue
 
     def _key(self, component_id: str) -> str:
         return f"{component_id}@{self._host}" if self._host else component_id

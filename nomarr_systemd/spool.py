@@ -6,19 +6,36 @@ durable. A kill in between books it again, and the ledger knows the invocation.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Callable
-from typing import NamedTuple
+from types import NoneType
+from typing import Any, Final, NamedTuple
 
-from nomarr_systemd.core.errors import BadName, StoreUnavailable
+from nomarr_systemd.core.errors import BadDocument, BadName, StoreUnavailable
 from nomarr_systemd.core.ids import parse_component, split_invocation
 from nomarr_systemd.core.model import Decision, Evidence, Failure, Moment, Rules
+from nomarr_systemd.core.record import DECISIONS
 from nomarr_systemd.host.files import remove, sync_directory, write_durably
 from nomarr_systemd.ledger import Booked, Ledger
 
 SUFFIX = ".json"
 BAD_SUFFIX = ".bad"
+MAX_BYTES = 65536
+
+# A failure's fields, each with the types it may have.
+_FAILURE: Final[dict[str, tuple[type, ...]]] = {
+    "invocation": (str,),
+    "kind": (str,),
+    "code": (int,),
+    "run_ms": (int, NoneType),
+    "stop_asked": (bool,),
+    "shutting_down": (bool,),
+    "held": (str,),
+    "supervisor_away": (bool,),
+    "incident": (str,),
+}
 
 
 class Spooled(NamedTuple):
@@ -48,7 +65,9 @@ class Spool:
         split_invocation(entry.failure.invocation)  # it becomes a file's name
         path = os.path.join(self.directory, entry.failure.invocation + SUFFIX)
         try:
-            os.makedirs(self.directory, 0o700, exist_ok=True)
+            if not os.path.isdir(self.directory):
+                os.makedirs(self.directory, 0o700, exist_ok=True)
+                sync_directory(os.path.dirname(self.directory))
             write_durably(path, _encode(entry))
         except OSError as error:
             raise StoreUnavailable(
@@ -66,11 +85,12 @@ class Spool:
         for name in names:
             if not name.endswith(SUFFIX):
                 continue  # a write that was killed halfway, or one set aside
-            with open(os.path.join(self.directory, name), "rb") as file:
-                content = file.read()
             try:
-                entries.append(_decode(content, name.removesuffix(SUFFIX)))
-            except (ValueError, TypeError, KeyError, BadName, RecursionError):
+                with open(os.path.join(self.directory, name), "rb") as file:
+                    entries.append(_decode(file.read(MAX_BYTES), name.removesuffix(SUFFIX)))
+            except FileNotFoundError:
+                continue  # another process has booked it
+            except (OSError, ValueError, BadName, RecursionError):
                 bad.append(name)
         return sorted(entries, key=lambda entry: (entry.at.wall_ms, entry.failure.invocation)), bad
 
@@ -80,13 +100,19 @@ class Spool:
         entries, bad = self.read()
         booked = []
         for entry in entries:
+            name = entry.failure.invocation + SUFFIX
             rules = rules_for(entry.component_id)
-            result = ledger.book(*entry[:3], rules, entry.at)
-            remove(os.path.join(self.directory, entry.failure.invocation + SUFFIX))
+            try:
+                result = ledger.book(*entry[:3], rules, entry.at)
+            except BadDocument:
+                bad.append(name)
+                continue
+            remove(os.path.join(self.directory, name))
             booked.append((entry, result))
         for name in bad:
             path = os.path.join(self.directory, name)
-            os.rename(path, path.removesuffix(SUFFIX) + BAD_SUFFIX)
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(path, path.removesuffix(SUFFIX) + BAD_SUFFIX)
         if booked or bad:
             sync_directory(self.directory)
         return Replay(booked, bad)
@@ -104,19 +130,50 @@ def _encode(entry: Spooled) -> bytes:
 
 
 def _decode(content: bytes, invocation: str) -> Spooled:
-    """The entry, or any of ValueError, TypeError, KeyError, BadName."""
+    """The entry, or ValueError or BadName. What a newer version has added is passed over."""
     document = json.loads(content)
-    evidence = Evidence(**document["decision"].pop("evidence"))
+    if not isinstance(document, dict):
+        raise ValueError("not an object")
+    decision = _table(document, "decision")
     entry = Spooled(
-        parse_component(document["component_id"]).component_id,
-        Failure(**document["failure"]),
-        Decision(**document["decision"], evidence=evidence),
-        Moment(**document["at"]),
+        parse_component(_checked(document, "component_id", str)).component_id,
+        Failure(
+            **{
+                name: _checked(_table(document, "failure"), name, *types)
+                for name, types in _FAILURE.items()
+            }
+        ),
+        Decision(
+            _checked(decision, "action", str),
+            _checked(decision, "delay_ms", int),
+            _checked(decision, "reason", str),
+            Evidence(
+                **{
+                    name: _checked(_table(decision, "evidence"), name, int, NoneType)
+                    for name in Evidence._fields
+                }
+            ),
+        ),
+        Moment(
+            _checked(_table(document, "at"), "wall_ms", int),
+            _checked(_table(document, "at"), "boot_id", str),
+            _checked(_table(document, "at"), "boottime_ms", int),
+        ),
     )
     split_invocation(entry.failure.invocation)
-    if entry.failure.invocation != invocation:
-        raise ValueError("the file has another failure's name")
-    numbers = (entry.at.wall_ms, entry.at.boottime_ms, entry.failure.code, entry.decision.delay_ms)
-    if not all(type(number) is int for number in numbers):
-        raise TypeError("a number is not one")
+    if entry.failure.invocation != invocation or entry.decision.action not in DECISIONS:
+        raise ValueError("the file has another failure's name, or no decision")
     return entry
+
+
+def _table(document: dict[str, Any], name: str) -> dict[str, Any]:
+    table: dict[str, Any] = _checked(document, name, dict)
+    return table
+
+
+def _checked(table: dict[str, Any], name: str, *types: type) -> Any:
+    """The value, if it is there and of one of these types."""
+    value = table.get(name)
+    if type(value) not in types:
+        raise ValueError(f"{name} is not what it should be")
+    return value

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 import click
 
 import nomarr_systemd
-from nomarr_systemd.core.errors import NomarrError
+from nomarr_systemd.core.errors import NomarrError, StoreUnavailable
 from nomarr_systemd.core.exits import Exit, classify
 from nomarr_systemd.core.frames import Decoder
 from nomarr_systemd.core.health import REGISTERED, TICK, State, deadline, step
@@ -34,7 +34,11 @@ from nomarr_systemd.store.opening import open_store
 RULES = Rules(backoff_jitter=0)
 QUICK = HealthRules(staleness_interval_s=0.3)
 
-CRASHER = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
+CRASHER = """
+import os, resource, signal
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+os.kill(os.getpid(), signal.SIGSEGV)
+"""
 FRAMER = """
 import os, sys, time
 from nomarr_systemd.core.frames import encode
@@ -145,9 +149,20 @@ def _store_away(url: str, directory: str) -> None:
     _say("The database is away when a worker dies. The failure waits in a file.")
     spool = Spool(f"{directory}/spool")
     failure = Failure(f"{7:032x}", "oom", -9)
-    decision = decide_blind(failure, RULES)
-    spool.write(Spooled("worker:tag:3", failure, decision, clock.now()))
-    _tell("out of memory; killed by SIGKILL", f"{decision.action}: {decision.reason}")
+    os.rename(f"{directory}/state", f"{directory}/elsewhere")
+    os.close(os.open(f"{directory}/state", os.O_CREAT | os.O_WRONLY))
+    away = ""
+    try:
+        with _ledger(url, clock.now) as ledger:
+            ledger.record_failure("tag-3", failure, RULES)
+    except StoreUnavailable as error:
+        away = str(error)
+        decision = decide_blind(failure, RULES)
+        spool.write(Spooled("worker:tag:3", failure, decision, clock.now()))
+        _tell("out of memory; killed by SIGKILL", f"{decision.action}: {decision.reason}")
+    _check(bool(away), "the store said that it cannot be used")
+    os.unlink(f"{directory}/state")
+    os.rename(f"{directory}/elsewhere", f"{directory}/state")
     with _ledger(url, clock.now) as ledger:
         for _ in range(2):
             spool.replay(ledger, lambda _: RULES)

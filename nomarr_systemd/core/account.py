@@ -25,7 +25,11 @@ from nomarr_systemd.core.record import DECISIONS, EFFECTS, Record, with_effect
 # and writes quickly and a slice takes apart.
 Window = Mapping[str, Sequence[Any]]
 
+MAX_TEXT: Final = 500
 RING: Final = 100  # records kept; also the most restarts that a window can be asked to count
+
+
+_OWED: Final = ("restart", "hold")  # what a newer failure makes pointless; a mask it does not
 
 
 class Statistics(NamedTuple):
@@ -62,11 +66,22 @@ class Account(NamedTuple):
 
     def find(self, invocation: str, actions: Sequence[str] = DECISIONS) -> Record | None:
         """The last record of this invocation, by default its decision."""
+        if not invocation:
+            return None
         mark = f"|{invocation}|"
         for row in reversed(self.rows):
             if mark in row:
                 record = Record.read(row)
                 if record.invocation == invocation and record.action in actions:
+                    return record
+        return None
+
+    def find_last(self, run: str) -> Record | None:
+        """The newest decision about this run or a start job that failed after it."""
+        for row in reversed(self.rows):
+            if f"|{run}" in row:
+                record = Record.read(row)
+                if record.invocation.partition("#")[0] == run and record.action in DECISIONS:
                     return record
         return None
 
@@ -103,44 +118,67 @@ def record_failure(
     account: Account, failure: Failure, rules: Rules, now: Moment
 ) -> tuple[Account, Record]:
     """Decide and book; a failure that is on record already changes nothing."""
-    known = account.find(failure.invocation)
+    known = _find_known(account, failure.invocation)
     if known is not None:
         return account, known
     decision = decide(history_of(account, now), failure, rules, now)
-    return _book(account, failure, decision, rules, now)
+    return _book(_settle(account, _OWED), failure, decision, rules, now)
 
 
 def book(
     account: Account, failure: Failure, decision: Decision, rules: Rules, at: Moment
 ) -> tuple[Account, Record]:
-    """Put a decision on record, once, that was taken at another time, ``at``."""
-    known = account.find(failure.invocation)
+    """Put a decision on record, once, that was taken at another time, ``at``.
+
+    If other things are on record since then, it counts, but it owes nothing any more and takes
+    nothing back.
+    """
+    known = _find_known(account, failure.invocation)
     if known is not None:
         return account, known
-    return _book(account, failure, decision, rules, at)
+    overtaken = bool(account.rows) and age_ms(at, Record.read(account.rows[-1]).moment) > 0
+    if not overtaken:
+        account = _settle(account, _OWED)
+    return _book(account, failure, decision, rules, at, overtaken=overtaken)
+
+
+def _find_known(account: Account, invocation: str) -> Record | None:
+    """The decision on record; of one that the ring no longer holds, that there was one."""
+    known = account.find(invocation)
+    if known is None and any(invocation in row[0::3] for row in account.window.values()):
+        text = "counted before; the ring no longer holds it"
+        known = _append(account, Moment(0, "", 0), action="restart", text=text)[1]
+        known = known._replace(attempt=0, invocation=invocation)
+    return known
 
 
 def _book(
-    account: Account, failure: Failure, decision: Decision, rules: Rules, at: Moment
+    account: Account,
+    failure: Failure,
+    decision: Decision,
+    rules: Rules,
+    at: Moment,
+    *,
+    overtaken: bool = False,
 ) -> tuple[Account, Record]:
     due = account.last_due
     if due is not None and age_ms(due, at) >= rules.stable_after_s * 1000:
         account = account._replace(recoveries=account.recoveries + 1, k=0, last_due=None)
     account, record = _append(
-        _settle(account),
+        account,
         at,
         invocation=failure.invocation,
         action=decision.action,
         kind=failure.kind,
         code=failure.code,
         delay_ms=decision.delay_ms,
-        effect="done" if decision.action == "ignore" else "pending",
+        effect="done" if overtaken or decision.action == "ignore" else "pending",
         run_ms=failure.run_ms,
         evidence=decision.evidence,
         text=decision.reason,
     )
     if decision.action == "restart":
-        account = _count(account, record)
+        account = _count(account, record, overtaken=overtaken)
     elif decision.action == "fail":
         account = account._replace(
             failed_at_wall_ms=at.wall_ms, failure_reason=decision.failure_reason
@@ -174,8 +212,11 @@ def record_manual(
     known = account.find(invocation, ("manual",))
     if known is not None:
         return account, known
-    account, record = _append(_settle(account), now, invocation=invocation, action="manual", by=by)
-    return account._replace(last_due=now), record
+    account, record = _append(
+        _settle(account, DECISIONS), now, invocation=invocation, action="manual", by=by
+    )
+    account = account._replace(last_due=now, failed_at_wall_ms=None, failure_reason=None)
+    return account, record
 
 
 def set_effect(account: Account, invocation: str, effect: str, now: Moment) -> Account:
@@ -193,7 +234,7 @@ def set_effect(account: Account, invocation: str, effect: str, now: Moment) -> A
 
 def reset(account: Account, now: Moment, by: str) -> Account:
     """Begin the counts again; the ring stays as history."""
-    account, _record = _append(_settle(account), now, action="reset", by=by)
+    account, _record = _append(_settle(account, DECISIONS), now, action="reset", by=by)
     return account._replace(
         restart_count=0,
         last_restart_wall_ms=None,
@@ -251,9 +292,9 @@ def _append(
 ) -> tuple[Account, Record]:
     record = Record(
         account.attempts + 1,
-        invocation,
+        _one_line(invocation),
         action,
-        kind,
+        _one_line(kind),
         code,
         delay_ms,
         at.wall_ms,
@@ -271,27 +312,27 @@ def _append(
 
 
 def _one_line(text: str) -> str:
-    """Without the bar that ends a field."""
-    return text.replace("|", "/").replace("\n", " ")
+    """Without the bar that ends a field, and not without end."""
+    return text[:MAX_TEXT].replace("|", "/").replace("\n", " ")
 
 
-def _count(account: Account, record: Record) -> Account:
+def _count(account: Account, record: Record, *, overtaken: bool = False) -> Account:
     # A restart that waits for room takes its place in the window when it happens.
     cooling = record.window_used >= record.window_limit > 0
     begun = record.due if cooling else record.moment
-    last = account.last_restart_wall_ms
-    due = account.last_due
-    # A booking may come late, after a restart that followed it.
-    overtaken = due is not None and age_ms(record.due, due) > 0
-    return account._replace(
+    counted = account._replace(
         restart_count=account.restart_count + 1,
         total_restarts=account.total_restarts + 1,
-        last_restart_wall_ms=record.wall_ms if last is None else max(last, record.wall_ms),
+        k=account.k + 1,
+        window=_put_in(account.window, record.invocation, begun),
+    )
+    if overtaken:
+        return counted
+    return counted._replace(
+        last_restart_wall_ms=record.wall_ms,
         failed_at_wall_ms=None,
         failure_reason=None,
-        k=account.k + 1,
-        last_due=due if overtaken else record.due,
-        window=_put_in(account.window, record.invocation, begun),
+        last_due=record.due,
     )
 
 
@@ -316,13 +357,13 @@ def _take_out(window: Window, invocation: str) -> Window:
     return rows
 
 
-def _settle(account: Account) -> Account:
-    """Nothing that was decided before is owed any more: a person acted, or it ran again."""
+def _settle(account: Account, actions: Sequence[str]) -> Account:
+    """Decisions of these kinds are not owed any more: a person acted, or it ran again."""
     rows = []
     for row in account.rows:
         if "|pending|" in row or "|scheduled|" in row:
             record = Record.read(row)
-            if record.action in ("restart", "hold") and record.effect != "done":
+            if record.action in actions and record.effect != "done":
                 row = with_effect(row, "done")
         rows.append(row)
     return account._replace(rows=rows)

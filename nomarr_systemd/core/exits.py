@@ -114,8 +114,8 @@ def classify(
     after = "" if run_ms is None or start_job else f" after {describe_ms(run_ms)}"
     if start_job:
         return Exit("start-job", UNKNOWN, "its start job failed: see systemctl status")
-    if label in LABELS and code < 0:
-        # The supervisor kills by SIGABRT or SIGKILL: a worker that left by itself was faster.
+    if label in LABELS and code in (-signal.SIGABRT, -signal.SIGKILL) and result != "oom-kill":
+        # These are the supervisor's own signals: whatever else ended the worker was faster.
         outcome = LABELS[label]
     else:
         outcome = RESULTS.get(result, Outcome(None, f"result {ascii(result)[:40]}"))
@@ -149,8 +149,10 @@ def _signal_number(name: str) -> int:
     """systemd's name for a signal (KILL, RTMIN+3) as a number; 0 if it is none."""
     base, plus, offset = name.partition("+")
     if base == "RTMIN":
-        steps = int(offset) if plus and offset.isascii() and offset.isdigit() else 0
-        return int(signal.SIGRTMIN) + steps if steps <= 32 else 0
+        if not plus:
+            return int(signal.SIGRTMIN)
+        known = offset.isascii() and offset.isdigit() and int(offset[:3]) <= 30
+        return int(signal.SIGRTMIN) + int(offset[:3]) if known else 0
     try:
         return int(signal.Signals["SIG" + name])
     except KeyError:

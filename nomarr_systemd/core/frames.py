@@ -149,7 +149,8 @@ class Decoder:
     def _remember(self, line: bytes, event: Event) -> None:
         stem, mark, tail = line.rpartition(_SEQ)
         self._head = self._middle = b""
-        if mark and _match_tail(tail):
+        # An age before the count would count again in a line that has none behind it.
+        if mark and _match_tail(tail) and b'"progress_age_s"' not in stem:
             self._event = event
             self._head = stem + mark
             before, mark, rest = self._head.partition(_JOB)
@@ -211,13 +212,16 @@ def encode(component_id: str, status: str, **fields: object) -> bytes:
     """A frame's bytes, with the newline and never longer than MAX_FRAME.
 
     What does not fit is left out: the worker's own fields, then metrics, then the beginning of a
-    long job. A value that is no JSON is left out too: a frame that says less beats one not sent.
+    long job. So is a value that is no JSON or of a wrong type: a frame that says less beats one
+    that is dropped.
     """
+    if len(component_id) > 200:
+        raise ValueError(f"{component_id[:40]!r}… is no component id")
     if status not in EVENTS:
         raise ValueError(f"{status!r} is no status; say one of {', '.join(EVENTS)}")
     required = {"component_id": component_id, "status": status}
     last = {name: fields.pop(name) for name in ("seq", "progress_age_s") if name in fields}
-    said = {name: value for name, value in (fields | last).items() if _is_json(value)}
+    said = {name: value for name, value in (fields | last).items() if _is_sendable(name, value)}
     dispensable = [name for name in said if name not in _TYPES]
     for name in (*dispensable, "metrics"):
         if len(line := _write(required | said)) <= MAX_FRAME:
@@ -237,7 +241,9 @@ def _write(fields: Mapping[str, object]) -> bytes:
     return PREFIX + text.encode(errors="replace") + b"\n"
 
 
-def _is_json(value: object) -> bool:
+def _is_sendable(name: str, value: object) -> bool:
+    if type(value) not in _TYPES.get(name, {type(value)}):
+        return False
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError):

@@ -49,7 +49,7 @@ class State(NamedTuple):
     stopping: bool = False  # it said so: silence is no longer judged
     noise: bool = False  # lines came since then, but no valid frame
     by_frames: bool = False  # unhealthy by its own word, not by silence
-    unhealthy_since: float = 0.0
+    unhealthy_since: float | None = None  # by its own word; like the next one
     recovery_since: float | None = None  # only a healthy frame or a new run clears it
     recover_until: float = 0.0
     late: int = 0  # frames that came after death
@@ -96,7 +96,8 @@ def step(
     if cell is None:
         return state, _NOTHING
     after = cell(state, event, now, rules)
-    if after.status == state.status and event is not TICK:
+    ticking = event.kind == "tick"
+    if after.status == state.status and not ticking:
         return after, _NOTHING
     transitions = []
     while True:
@@ -105,7 +106,7 @@ def step(
                 Transition(state.component_id, state.status, after.status, after.cause)
             )
         # A late tick may owe several changes, such as unhealthy and then dead.
-        if event is not TICK or after is state:
+        if not ticking or after is state:
             return after, tuple(transitions)
         state, cell = after, TABLE[after.status].get("tick", _stay)
         after = cell(state, event, now, rules)
@@ -122,7 +123,7 @@ def deadline(state: State, rules: HealthRules) -> float | None:
             return state.recover_until
         case "healthy" | "unhealthy":
             stale = state.at + (state.misses + 1) * rules.staleness_interval_s
-            if state.by_frames and rules.max_unhealthy_s:
+            if state.by_frames and state.unhealthy_since is not None and rules.max_unhealthy_s:
                 return min(stale, state.unhealthy_since + rules.max_unhealthy_s)
             return stale
         case _:
@@ -151,7 +152,7 @@ def _become_unhealthy(state: State, _event: Event, now: float, _rules: HealthRul
         now,
         stopping=state.stopping,
         by_frames=True,
-        unhealthy_since=state.unhealthy_since if state.by_frames else now,
+        unhealthy_since=now if state.unhealthy_since is None else state.unhealthy_since,
         recovery_since=state.recovery_since,
     )
 
@@ -162,6 +163,7 @@ def _become_pending(state: State, _event: Event, now: float, _rules: HealthRules
         "pending",
         now,
         stopping=state.stopping,
+        unhealthy_since=state.unhealthy_since,
         recovery_since=state.recovery_since,
     )
 
@@ -176,6 +178,7 @@ def _become_recovering(state: State, event: Event, now: float, rules: HealthRule
         "recovering",
         now,
         stopping=state.stopping,
+        unhealthy_since=state.unhealthy_since,
         recovery_since=since,
         recover_until=min(now + granted, since + rules.max_recovery_s),
     )

@@ -10,6 +10,7 @@ from bisect import bisect_right
 from math import inf
 from zlib import crc32
 
+from nomarr_systemd.core.exits import EX_TEMPFAIL
 from nomarr_systemd.core.model import (
     Action,
     Decision,
@@ -21,8 +22,6 @@ from nomarr_systemd.core.model import (
     age_ms,
 )
 from nomarr_systemd.core.words import describe_ms
-
-EXIT_TEMPFAIL = 75
 
 
 def decide(history: History, failure: Failure, rules: Rules, now: Moment) -> Decision:
@@ -95,7 +94,7 @@ def _excuse(failure: Failure) -> tuple[Action, int, str] | None:
         return "ignore", 0, "the system is shutting down"
     if failure.held:
         return "hold", 0, failure.held
-    if failure.code == EXIT_TEMPFAIL and failure.supervisor_away:
+    if failure.code == EX_TEMPFAIL and failure.supervisor_away:
         return "hold", 0, "its supervisor was away; it starts again when that is back"
     if failure.incident:
         return "hold", 0, f"part of incident {failure.incident}"
@@ -140,7 +139,7 @@ def _backoff_exponent(history: History, rules: Rules, now: Moment) -> int:
 
 def _backoff_ms(k: int, invocation: str, rules: Rules) -> int:
     try:
-        growth = rules.backoff_multiplier**k
+        growth = float(rules.backoff_multiplier) ** k
     except OverflowError:
         growth = inf
     delay_s = rules.backoff_base_s * growth if rules.backoff_base_s else 0.0

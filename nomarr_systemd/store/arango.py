@@ -191,8 +191,11 @@ class ArangoStore:
         return contextlib.nullcontext()
 
     def publish_all(self) -> None:
-        for doc in self.find(POLICY_LEDGER):
-            self._publish(doc["_key"])
+        keys = [doc["_key"] for doc in self.find(POLICY_LEDGER)]
+        for key in keys:
+            self._publish(key)
+        if self._publisher is not None:
+            self._publisher.remove_others(keys)
 
     def close(self) -> None:
         self._link.close()

@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from nomarr_systemd.core.errors import StaleRevision, StoreError, StoreUnavailable
+from nomarr_systemd.core.errors import StaleRevision, StoreError
 from nomarr_systemd.store.protocol import (
     DOMAINS,
     POLICY_LEDGER,
@@ -63,7 +63,7 @@ class SqliteStore:
         sql = f"SELECT key, rev, body FROM {self._table(collection)} WHERE key = ?"
         check_key(key)
         row = self._file.run(lambda db: db.execute(sql, (key,)).fetchone())
-        return self._load(row) if row else None
+        return self._load(collection, row) if row else None
 
     def insert(self, collection: str, doc: Doc) -> str:
         key, rev, body = check_key(doc.get("_key")), _new_rev(), encode(doc)
@@ -113,9 +113,10 @@ class SqliteStore:
         direction = "DESC" if descending else "ASC"
         sql += f" ORDER BY {_column(order)} {direction}, key {direction}"
         if limit is not None:
-            sql += f" LIMIT {max(0, int(limit))}"
+            sql += f" LIMIT {min(max(0, int(limit)), 2**62)}"
         rows = self._file.run(lambda db: db.execute(sql, values).fetchall())
-        return [self._load(row) for row in rows]
+        docs = [self._load(collection, row) for row in rows]
+        return [doc for doc in docs if doc is not None]
 
     def append(self, collection: str, docs: Sequence[Doc]) -> None:
         sql = f"INSERT INTO {self._table(collection)} VALUES (?, ?, ?)"
@@ -144,8 +145,11 @@ class SqliteStore:
             self._publish(key)
 
     def publish_all(self) -> None:
-        for doc in self.find(POLICY_LEDGER):
-            self._publish(doc["_key"])
+        keys = [doc["_key"] for doc in self.find(POLICY_LEDGER)]
+        for key in keys:
+            self._publish(key)
+        if self._publisher is not None:
+            self._publisher.remove_others(keys)
 
     def close(self) -> None:
         self._file.close()
@@ -153,15 +157,33 @@ class SqliteStore:
     def _write(self, sql: str, *values: object) -> int:
         return self._file.run(lambda db: db.execute(sql, values).rowcount)
 
-    def _load(self, row: tuple[str, str, str]) -> Doc:
+    def _load(self, collection: str, row: tuple[str, str, str]) -> Doc | None:
         key, rev, body = row
         try:
-            doc: Doc = json.loads(body)
-        except ValueError as error:
-            self._file.set_aside(f"document {key} is not JSON: {error}")
-            raise StoreUnavailable(f"{self.path} was corrupt and has been set aside") from error
+            doc = json.loads(body)
+        except ValueError:
+            doc = None
+        except RecursionError as error:
+            raise StoreError(f"{collection}/{key} is nested too deeply to be read") from error
+        if not isinstance(doc, dict):
+            self._bury(collection, key, rev)
+            return None
         doc["_key"], doc["_rev"] = key, rev
         return doc
+
+    def _bury(self, collection: str, key: str, rev: str) -> None:
+        """Put a document that is no JSON aside, alone: the file is sound and so are the others."""
+        import logging  # a rare and loud path; the usual start-up should not pay for the import
+
+        table = self._table(collection)
+        columns = f"SELECT '{collection}', key, rev, body FROM {table} WHERE key = ? AND rev = ?"
+        with contextlib.nullcontext() if self._file.in_transaction else self.batch():
+            self._write(f"INSERT INTO damaged {columns}", key, rev)
+            self._write(f"DELETE FROM {table} WHERE key = ? AND rev = ?", key, rev)
+        logging.getLogger("nomarr.store").critical(
+            "%s/%s in %s is not JSON. It was moved to the table 'damaged' and begins again.",
+            *(collection, key, self.path),
+        )
 
     def _table(self, collection: str) -> str:
         if collection not in self._collections:
@@ -187,6 +209,7 @@ class SqliteStore:
 
 
 def _schema(domain: Domain) -> Iterator[str]:
+    yield "CREATE TABLE damaged (collection TEXT, key TEXT, rev TEXT, body)"
     for name, indexes in DOMAINS[domain]:
         yield (
             f'CREATE TABLE "{name}"'

@@ -45,6 +45,7 @@ class SqliteFile:
         self._patience_s = patience_s
         self._db: sqlite3.Connection | None = None
         self._identity = (0, 0)
+        self._transacting = False
 
     @property
     def in_transaction(self) -> bool:
@@ -59,17 +60,19 @@ class SqliteFile:
         pause_s = 0.0005
         while True:
             within = self.in_transaction
+            if self._transacting and not within:
+                raise StoreUnavailable(f"the transaction on {self.path} was lost")
             try:
                 return self._run_once(statement)
             except _Moved:
                 self.close()
                 if within:
                     raise StoreUnavailable(f"{self.path} was set aside meanwhile") from None
-            except sqlite3.IntegrityError as error:
-                raise KeyExists("a document of this key is there already") from error
             except sqlite3.Error as error:
                 name = _name(error)
                 late = time.monotonic() >= deadline
+                if name.startswith("SQLITE_CONSTRAINT"):
+                    raise KeyExists("a document of this key is there already") from error
                 if name.startswith(_CORRUPT) and not late:
                     self.set_aside(str(error))
                     if within:
@@ -90,6 +93,7 @@ class SqliteFile:
     def transaction(self) -> Iterator[None]:
         """All that is run inside becomes durable at its end, or, on an exception, nothing."""
         self.run(lambda db: db.execute("BEGIN IMMEDIATE"))
+        self._transacting = True  # whatever is run without one from here on must not be kept
         try:
             yield
             self.run(lambda db: db.execute("COMMIT"))
@@ -100,6 +104,8 @@ class SqliteFile:
                 except sqlite3.Error:
                     self.close()
             raise
+        finally:
+            self._transacting = False
 
     def close(self) -> None:
         if self._db is not None:
@@ -107,36 +113,56 @@ class SqliteFile:
             self._db = None
 
     def set_aside(self, why: str) -> None:
-        """Rename the corrupt file and its companions; the next statement begins a new one."""
+        """Rename the corrupt file and its companions; the next statement begins a new one.
+
+        What is meant is written down first: whoever opens the file after a kill in between
+        finishes it, and no file is ever opened without its log.
+        """
+        with self._lock():
+            if _identify(self.path) == self._identity:
+                stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+                aside = f"{self.path}.corrupt-{stamp}"
+                while os.path.exists(aside):
+                    aside += "-again"
+                try:
+                    with open(self._note, "x", encoding="utf-8") as file:
+                        file.write(f"{aside}\n{why}\n")
+                        file.flush()
+                        os.fsync(file.fileno())
+                    self._finish_setting_aside()
+                except OSError as error:
+                    raise StoreUnavailable(
+                        f"{self.path} is corrupt ({why}) and cannot be set aside: {error.strerror}",
+                        hint=f"move {self.path}* away by hand",
+                    ) from error
+            # Only now: SQLite clears the log of a file away when it is closed in its place.
+            self.close()
+
+    @property
+    def _note(self) -> str:
+        return f"{self.path}.setting-aside"
+
+    def _finish_setting_aside(self) -> None:
+        """Do what the note says; under the lock, at any time, any number of times."""
         import logging  # a rare and loud path; the usual start-up should not pay for the import
 
-        with self._lock():
-            if _identify(self.path) != self._identity:
-                self.close()
-                return  # another process was faster
-            stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-            aside = f"{self.path}.corrupt-{stamp}"
-            while os.path.exists(aside):
-                aside += "-again"
-            try:
-                # The database last: a new one must never meet the old one's write-ahead log.
-                for companion in ("-shm", "-wal", ""):
-                    with contextlib.suppress(FileNotFoundError):
-                        os.rename(self.path + companion, aside + companion)
-            except OSError as error:
-                raise StoreUnavailable(
-                    f"{self.path} is corrupt ({why}) and cannot be set aside: {error.strerror}",
-                    hint=f"move {self.path}* away by hand",
-                ) from error
-            finally:
-                # Only now: SQLite clears the log of a file away when it is closed in its place.
-                self.close()
+        try:
+            with open(self._note, encoding="utf-8") as file:
+                aside, why = file.read().split("\n")[:2]
+        except FileNotFoundError:
+            return  # another process was faster
+        except ValueError:
+            os.unlink(self._note)  # cut short by a kill: nothing had been renamed yet
+            return
+        # The database last: a new one must never meet the old one's write-ahead log.
+        for companion in ("-shm", "-wal", ""):
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(self.path + companion, aside + companion)
+        os.unlink(self._note)
         logging.getLogger("nomarr.store").critical(
             "%s is corrupt (%s). It was set aside as %s and a new, empty one begun."
             " Masks in systemd still hold; restart counts begin again.",
-            self.path,
-            why,
-            aside,
+            *(self.path, why, aside),
         )
 
     def _run_once(self, statement: Statement[T]) -> T:
@@ -150,6 +176,9 @@ class SqliteFile:
     def _open(self) -> sqlite3.Connection:
         try:
             os.makedirs(os.path.dirname(self.path), 0o750, exist_ok=True)
+            if os.path.exists(self._note):
+                with self._lock():
+                    self._finish_setting_aside()
             _create(self.path)
         except OSError as error:
             raise StoreUnavailable(
@@ -158,6 +187,7 @@ class SqliteFile:
             ) from error
         self._identity = _identify(self.path)
         self._db = db = sqlite3.connect(self.path, isolation_level=None, timeout=0)
+        db.text_factory = _read_text
         try:
             if self._version_of(db) != self._version:
                 with self._lock():
@@ -238,6 +268,14 @@ def _create(path: str) -> None:
             raise OSError(errno.ELOOP, "it is a symbolic link") from None
 
 
+def _read_text(raw: bytes) -> str:
+    """A column's text; none where it is no UTF-8, so that one bad row does not spoil the rest."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return ""
+
+
 def _name(error: sqlite3.Error) -> str:
     return str(getattr(error, "sqlite_errorname", ""))
 
@@ -245,8 +283,8 @@ def _name(error: sqlite3.Error) -> str:
 def _identify(path: str) -> tuple[int, int]:
     try:
         status = os.stat(path)
-    except FileNotFoundError:
-        return (0, 0)
+    except OSError:
+        return (0, 0)  # no longer there, or no longer to be reached
     return (status.st_dev, status.st_ino)
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -115,12 +118,66 @@ def test_a_file_that_is_no_failure_is_set_aside(
     assert spool.replay(ledger, lambda _: RULES) == ([], [])
 
 
-def test_types_and_names_are_checked(spool: Spool) -> None:
+@pytest.mark.parametrize(
+    ("good", "bad"),
+    [
+        (b'"code": -11', b'"code": "x"'),
+        (b'"code": -11', b'"code": true'),
+        (b'"run_ms": 5', b'"run_ms": "5"'),
+        (b'"kind": "core-dump"', b'"kind": null'),
+        (b'"worker:tag:0"', b"5"),
+        (b'"worker:tag:0"', b'"../x"'),
+        (b'"action": "restart"', b'"action": "dance"'),
+        (b'"window_used": 0', b'"window_used": "x"'),
+        (b'"wall_ms": 17', b'"wall_ms": "", "x": 17'),
+        (b'"boot_id": "', b'"boot_id": [1], "x": "'),
+        (b'"decision": {', b'"decision": "x", "y": {'),
+    ],
+)
+def test_types_are_checked(spool: Spool, ledger: Ledger, good: bytes, bad: bytes) -> None:
+    spool.write(entry(1))
+    spool.write(entry(2))
+    path = Path(spool.directory, f"{1:032x}.json")
+    assert good in path.read_bytes()
+    path.write_bytes(path.read_bytes().replace(good, bad))
+    replay = spool.replay(ledger, lambda _: RULES)
+    assert (len(replay.booked), replay.bad) == (1, [path.name])
+
+
+def test_a_newer_versions_fields_are_passed_over(spool: Spool) -> None:
+    spool.write(entry(1))
+    path = Path(spool.directory, f"{1:032x}.json")
+    path.write_bytes(path.read_bytes().replace(b'"code": -11', b'"code": -11, "colour": "blue"'))
+    assert spool.read() == ([entry(1)], [])
+
+
+def test_strange_things_in_the_directory(spool: Spool, ledger: Ledger) -> None:
+    spool.write(entry(1))
+    Path(spool.directory, "zz.json").mkdir()
+    Path(spool.directory, "gone.json").symlink_to("/nonexistent")
+    replay = spool.replay(ledger, lambda _: RULES)
+    assert (len(replay.booked), replay.bad) == (1, ["zz.json"])
+
+
+def test_an_entry_is_durable_before_it_has_its_name(spool: Spool, tmp_path: Path) -> None:
+    """Only the order of system calls shows it: after a kill the page cache is still there."""
+    code = (
+        "import sys\n"
+        "from nomarr_systemd.spool import Spool\n"
+        "from tests.process.test_spool import entry\n"
+        "Spool(sys.argv[1]).write(entry(7))"
+    )
+    log = tmp_path / "log"
+    command = ["strace", "-y", "-e", "trace=write,fsync,rename", "-o", str(log)]
+    subprocess.run([*command, sys.executable, "-c", code, spool.directory], check=True)
+    calls = re.findall(r"^(\w+)\(.*spool", log.read_text(), re.MULTILINE)
+    assert calls[-4:] == ["write", "fsync", "rename", "fsync"]
+
+
+def test_names_are_checked(spool: Spool) -> None:
     spool.write(entry(1))
     path = Path(spool.directory, f"{1:032x}.json")
     good = path.read_bytes()
-    path.write_bytes(good.replace(b'"code": -11', b'"code": "x"'))
-    assert spool.read() == ([], [path.name])
     path.rename(path.with_name(f"{2:032x}.json"))
     path.with_name(f"{2:032x}.json").write_bytes(good)
     assert spool.read() == ([], [f"{2:032x}.json"])

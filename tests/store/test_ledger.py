@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -159,6 +162,9 @@ def test_a_name_that_is_no_worker_is_refused(ledger: Ledger, store: Store) -> No
     for call in (ledger.get_restart_state, ledger.increment_restart_count, ledger.reset):
         with pytest.raises(BadName):
             call("worker:tag:x")
+    for invocation in ("", "x|y", "A" * 32):
+        with pytest.raises(BadName):
+            ledger.record_failure(TAG, Failure(invocation), RULES)
     assert store.find(POLICY_LEDGER) == []
 
 
@@ -259,6 +265,63 @@ def test_every_commit_is_published(
     (shown.parent / "tag-1.json").unlink()
     store.publish_all()
     assert json.loads((shown.parent / "tag-1.json").read_text())["restart_count"] == 1
+
+
+def test_a_reader_cannot_hold_the_writers_up(
+    open_store: Callable[..., Store], tmp_path: Path, clock: Clock
+) -> None:
+    """Whoever may read the directory may lock it: so the lock is not there."""
+    publisher = Publisher(str(tmp_path / "public"))
+    ledger = Ledger(open_store(publisher=publisher), clock=clock)
+    ledger.increment_restart_count(TAG)
+    assert (tmp_path / "public.lock").stat().st_mode & 0o777 == 0o600
+    fd = os.open(tmp_path / "public", os.O_RDONLY)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    try:
+        ledger.increment_restart_count(TAG)
+    finally:
+        os.close(fd)
+    assert json.loads((tmp_path / "public" / "tag-0.json").read_text())["restart_count"] == 2
+    assert publisher.error is None
+
+
+def test_the_last_writer_shows_the_last_state(tmp_path: Path) -> None:
+    """A slow writer that committed first must not show its state over a newer one."""
+    publisher = Publisher(str(tmp_path))
+    newest = {"text": "old"}
+    reading, written = threading.Event(), threading.Event()
+
+    def slow() -> str:
+        reading.set()
+        text = newest["text"]
+        written.wait(0.2)
+        return text
+
+    first = threading.Thread(target=publisher.publish, args=(TAG, slow))
+    first.start()
+    reading.wait()
+    newest["text"] = "new"
+    second = threading.Thread(
+        target=lambda: Publisher(str(tmp_path)).publish(TAG, lambda: newest["text"])
+    )
+    second.start()
+    first.join()
+    second.join()
+    assert (tmp_path / "tag-0.json").read_text() == "new"
+
+
+def test_publish_all_removes_what_nobody_owns(
+    open_store: Callable[..., Store], tmp_path: Path, clock: Clock
+) -> None:
+    publisher = Publisher(str(tmp_path / "public"), host="alpha")
+    store = open_store(publisher=publisher)
+    for host in ("alpha", "beta"):
+        Ledger(store, clock=clock, host=host).record_failure(TAG, Failure(run(1)), RULES)
+    for name in ("tag-9.json", "tag-9.json.new"):
+        (tmp_path / "public" / name).write_text("left over")
+    store.publish_all()
+    assert [path.name for path in (tmp_path / "public").iterdir()] == ["tag-0.json"]
+    assert json.loads((tmp_path / "public" / "tag-0.json").read_text())["host"] == "alpha"
 
 
 def test_a_publication_that_fails_undoes_no_commit(

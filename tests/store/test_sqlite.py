@@ -50,6 +50,13 @@ def test_files_and_modes(directory: str) -> None:
         store.close()
 
 
+def test_a_limit_beyond_all_bounds(directory: str) -> None:
+    store = SqliteStore(directory, "policy")
+    store.insert(POLICY_LEDGER, DOC)
+    assert len(store.find(POLICY_LEDGER, limit=10**30)) == 1
+    store.close()
+
+
 def test_open_store_publishes_the_policy_domain_only(directory: str) -> None:
     store = open_store(f"sqlite://{directory}", "policy")
     store.insert(POLICY_LEDGER, DOC)
@@ -201,11 +208,7 @@ def test_corruption_that_shows_up_under_a_running_store(directory: str) -> None:
     store, other = (SqliteStore(directory, "policy") for _ in range(2))
     rev = store.insert(POLICY_LEDGER, DOC)
     assert other.get(POLICY_LEDGER, "worker:tag:0")
-    with sqlite3.connect(store.path) as db:
-        db.execute(f'UPDATE "{POLICY_LEDGER}" SET body = ?', ("{garbage",))
-    db.close()
-    with pytest.raises(StoreUnavailable, match="has been set aside"):
-        store.get(POLICY_LEDGER, "worker:tag:0")
+    spoil(Path(store.path))
     assert store.get(POLICY_LEDGER, "worker:tag:0") is None
     # The other one holds the file that was set aside: what it writes there would be lost.
     with pytest.raises(StaleRevision):
@@ -215,6 +218,116 @@ def test_corruption_that_shows_up_under_a_running_store(directory: str) -> None:
     assert len([n for n in os.listdir(directory) if ".corrupt-" in n and n.endswith("Z")]) == 1
     store.close()
     other.close()
+
+
+@pytest.mark.parametrize("body", ["{garbage", "[]", "5", "null", "", b'{"a": "\xff"}'])
+def test_a_document_that_is_no_json_is_put_aside_alone(
+    directory: str, body: str | bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = SqliteStore(directory, "policy")
+    store.insert(POLICY_LEDGER, DOC)
+    store.insert(POLICY_LEDGER, {**DOC, "_key": "worker:tag:1"})
+    with sqlite3.connect(store.path) as db:
+        db.execute(
+            f'UPDATE "{POLICY_LEDGER}" SET body = CAST(? AS TEXT) WHERE key = ?',
+            (body, DOC["_key"]),
+        )
+    db.close()
+    assert [doc["_key"] for doc in store.find(POLICY_LEDGER)] == ["worker:tag:1"]
+    assert store.get(POLICY_LEDGER, "worker:tag:0") is None
+    assert "moved to the table 'damaged'" in caplog.text
+    store.insert(POLICY_LEDGER, DOC)
+    store.close()
+    with sqlite3.connect(store.path) as db:
+        db.text_factory = bytes
+        kept = db.execute("SELECT key, body FROM damaged").fetchall()
+    db.close()
+    assert kept == [(b"worker:tag:0", body.encode() if isinstance(body, str) else body)]
+
+
+ASIDE = """
+import os, sys
+from nomarr_systemd.store.sqlite import SqliteStore
+
+store = SqliteStore(sys.argv[1], "policy")
+done = 0
+real = os.rename
+def rename(*names):
+    global done
+    if done == int(sys.argv[2]):
+        os.kill(os.getpid(), 9)
+    done += 1
+    real(*names)
+os.rename = rename
+store._file.set_aside("a test says so")
+"""
+
+
+@pytest.mark.parametrize("renamed", [0, 1, 2])
+def test_setting_aside_killed_halfway_is_finished_by_the_next(
+    directory: str, renamed: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = SqliteStore(directory, "policy")
+    store.insert(POLICY_LEDGER, DOC)  # in the log only
+    killed = subprocess.run(
+        [sys.executable, "-c", ASIDE, directory, str(renamed)], capture_output=True, check=False
+    )
+    assert killed.returncode == -9
+    fresh = SqliteStore(directory, "policy")
+    assert fresh.find(POLICY_LEDGER) == []
+    assert "a test says so" in caplog.text
+    (aside,) = (n for n in os.listdir(directory) if n.endswith("Z"))
+    # The old database is whole: it was never opened without its log.
+    old = sqlite3.connect(Path(directory, aside))
+    assert old.execute(f'SELECT key FROM "{POLICY_LEDGER}"').fetchall() == [("worker:tag:0",)]
+    old.close()
+    assert not Path(directory, "ledger.db.setting-aside").exists()
+    store.close()
+    fresh.close()
+
+
+def test_a_note_cut_short_means_nothing_was_renamed(directory: str) -> None:
+    store = SqliteStore(directory, "policy")
+    store.insert(POLICY_LEDGER, DOC)
+    store.close()
+    Path(directory, "ledger.db.setting-aside").write_text("half a na")
+    store = SqliteStore(directory, "policy")
+    assert store.get(POLICY_LEDGER, "worker:tag:0")
+    assert not Path(directory, "ledger.db.setting-aside").exists()
+    store.close()
+
+
+def test_a_directory_that_is_taken_away_is_no_raw_error(directory: str) -> None:
+    store = SqliteStore(directory, "policy")
+    store.insert(POLICY_LEDGER, DOC)
+    os.rename(directory, f"{directory}-away")
+    Path(directory).write_text("in the way")
+    for call in (
+        lambda: store.get(POLICY_LEDGER, "worker:tag:0"),
+        lambda: store.insert(POLICY_LEDGER, {**DOC, "_key": "b"}),
+    ):
+        with pytest.raises(StoreUnavailable):
+            call()
+    Path(directory).unlink()
+    os.rename(f"{directory}-away", directory)
+    assert store.get(POLICY_LEDGER, "worker:tag:0")
+    store.close()
+
+
+def test_nothing_of_a_lost_transaction_is_kept(directory: str) -> None:
+    store = SqliteStore(directory, "policy")
+
+    def lose() -> None:
+        with store.batch():
+            store.insert(POLICY_LEDGER, DOC)
+            store.close()  # as an error of the disk would
+            store.insert(POLICY_LEDGER, {**DOC, "_key": "worker:tag:1"})
+
+    with pytest.raises(StoreUnavailable, match="was lost"):
+        lose()
+    assert store.find(POLICY_LEDGER) == []
+    store.insert(POLICY_LEDGER, DOC)
+    store.close()
 
 
 def test_a_batch_on_a_file_that_was_lost_reports_itself_lost(directory: str) -> None:

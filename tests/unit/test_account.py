@@ -229,6 +229,58 @@ def test_the_window_forgets_the_oldest_first() -> None:
     assert kept == [run(number) for number in range(30, 130)]
 
 
+def test_a_late_booking_owes_nothing_and_takes_nothing_back() -> None:
+    blind = Decision("restart", 60_000, "the store was away", Evidence(0, 5, 0, 20, 0, None))
+    account, record = book.book(crash(EMPTY, 2, 1000), Failure(run(1)), blind, PLAIN, at(900))
+    assert record.effect == "done"
+    assert [each.effect for each in account.records] == ["pending", "done"]
+    failed = book.mark_failed(account, "for good", at(2000))
+    again, _ = book.book(failed, Failure(run(3)), blind, PLAIN, at(950))
+    assert (again.failure_reason, again.restart_count) == ("for good", 3)
+    # One that comes in its turn owes its restart as usual.
+    account, record = book.book(EMPTY, Failure(run(1)), blind, PLAIN, at(900))
+    assert record.effect == "pending"
+
+
+def test_a_person_cancels_an_owed_mask() -> None:
+    owed = book.record_failure(EMPTY, Failure(run(1), code=78), PLAIN, at(0))[0]
+    assert owed.records[0].effect == "pending"
+    assert book.reset(owed, at(1), "uid 0").records[0].effect == "done"
+    started, _ = book.record_manual(owed, run(2), at(1), "uid 0")
+    assert started.records[0].effect == "done"
+    assert started.failed_at_wall_ms is None
+
+
+def test_a_failure_that_the_ring_has_forgotten_is_not_counted_again() -> None:
+    account = crash(EMPTY, 1, 0)
+    for number in range(100, 250):
+        held = Failure(run(number), held="paused")
+        account, _ = book.record_failure(account, held, PLAIN, at(1))
+    again, record = book.record_failure(account, Failure(run(1)), PLAIN, at(2))
+    assert again is account
+    assert (record.invocation, record.action, record.effect) == (run(1), "restart", "done")
+
+
+def test_no_text_can_break_a_row() -> None:
+    failure = Failure(run(1), kind="a|b\nc", held="x|" * 5000)
+    account, _ = book.record_failure(EMPTY, failure, PLAIN, at(0))
+    (record,) = reopen(account).records
+    assert record.kind == "a/b c"
+    assert len(record.text) == 500
+    assert book.reset(account, at(1), "u|0").records[-1].by == "u/0"
+
+
+def test_an_increment_is_no_ones_failure() -> None:
+    account = book.increment(EMPTY, at(0))
+    assert account.find("") is None
+
+
+def test_the_clock_may_go_back() -> None:
+    account = crash(EMPTY, 1, 1000)
+    account = crash(account, 2, 500)
+    assert account.last_restart_wall_ms == at(500).wall_ms
+
+
 def test_bookings_that_come_late_are_counted_where_they_belong() -> None:
     account = crash(EMPTY, 5, 1000)
     blind = Decision("restart", 60_000, "the store was away", Evidence(0, 5, 0, 20, 0, None))

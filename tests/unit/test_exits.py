@@ -82,13 +82,24 @@ def test_the_supervisors_labels(label: str, kind: str, code: int, reason: str) -
     death = classify("core-dump", "dumped", "ABRT", label=label)
     assert (death.kind, death.code, death.reason) == (kind, code, reason)
     assert "SIGABRT" in death.line
-    # A label is the supervisor's word for its own signal: a worker that left by itself was faster.
+    # A label is the supervisor's word for its own signals: whatever else ended it was faster.
     assert classify("exit-code", "exited", "78", label=label).kind == "config"
+    assert classify("core-dump", "dumped", "SEGV", label=label).kind == "core-dump"
+    assert classify("signal", "killed", "TERM", label=label).kind == "signal"
+    assert classify("oom-kill", "killed", "KILL", label=label).kind == "oom"
+    assert classify("signal", "killed", "KILL", label=label).kind == kind
 
 
 def test_all_labels_are_tested() -> None:
     assert len(LABELS) == 5
     assert classify("signal", "killed", "KILL", label="pipe-closed").kind == "signal"
+
+
+@pytest.mark.parametrize("name", ["RTMIN+31", "RTMIN+x", "RTMIN+", "RTMIN+" + "9" * 5000, "SEGV\n"])
+def test_signals_that_are_none(name: str) -> None:
+    death = classify("signal", "killed", name)
+    assert death.code == -1
+    assert death.line.isprintable()
 
 
 def test_stop_and_start_job() -> None:

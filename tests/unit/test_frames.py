@@ -117,7 +117,8 @@ def test_dropped_by_kind_and_the_next_frame_is_whole(bad: bytes, kind: str) -> N
     assert drops == {kind: 1}
     assert [frame.line for frame in frames] == [OK[:-1]]
     # Also in two reads, and with the decoder already knowing how this worker's frames begin.
-    frames, drops = feed(OK, bad, OK)
+    armed = encode(ID, "healthy", job="a", seq=1, progress_age_s=0.5)
+    frames, drops = feed(armed, bad, armed)
     assert (len(frames), drops) == (2, {kind: 1})
 
 
@@ -195,6 +196,9 @@ STEMS = [
     b'{"component_id":"worker:tag:0","status":"healthy","metrics":{JOB"b":2},"seq":',
     b'{"component_id":"worker:tag:0","status":"healthy",JOBJOB"seq":',
     b'{JOB"component_id":"worker:tag:0","status":"healthy","seq":',
+    b'{"component_id":"worker:tag:0","status":"healthy",JOB"progress_age_s":"x","seq":',
+    b'{"component_id":"worker:tag:0","status":"healthy",JOB"pid":7,"seq":',
+    b'{"component_id":"worker:tag:0","status":"healthy",JOB"pid":8,"seq":',
 ]
 JOBS = [
     b"",
@@ -215,13 +219,18 @@ JOBS = [
     b'"job":"x","status":"dead",',
     b'"job":"' + b"y" * 4000 + b'",',
 ]
-lines_alike = st.tuples(st.sampled_from(STEMS), st.sampled_from(JOBS), st.sampled_from(TAILS)).map(
-    lambda parts: b"HEALTH|" + parts[0].replace(b"JOB", parts[1]) + parts[2] + b"\n"
-)
 
 
-@given(st.lists(lines_alike, max_size=12))
-@settings(max_examples=1000)
+def alike(stem: bytes) -> st.SearchStrategy[list[bytes]]:
+    """Lines of one stem, so that one prepares the way for the next."""
+    line = st.tuples(st.sampled_from(JOBS), st.sampled_from(TAILS)).map(
+        lambda parts: b"HEALTH|" + stem.replace(b"JOB", parts[0]) + parts[1] + b"\n"
+    )
+    return st.lists(line, max_size=8)
+
+
+@given(st.sampled_from(STEMS).flatmap(alike))
+@settings(max_examples=3000)
 def test_the_shorter_way_leads_to_the_same_place(lines: list[bytes]) -> None:
     together, drops = feed(*lines)
     alone = [feed(one) for one in lines]
@@ -283,6 +292,21 @@ def test_the_job_keeps_its_end_and_the_required_fields_stay() -> None:
 def test_a_field_that_is_no_json_is_left_out() -> None:
     frame = feed(encode(ID, "healthy", job="a", metrics={"a": float("nan")}, own=object()))[0][0]
     assert frame.fields == {"component_id": ID, "status": "healthy", "job": "a"}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("pid", True), ("job", ["a"]), ("job", 3.5), ("seq", "x"), ("metrics", 5), ("phase", 7)],
+)
+def test_a_field_of_a_wrong_type_is_left_out(name: str, value: object) -> None:
+    frames, drops = feed(encode(ID, "healthy", **{name: value}))
+    assert (len(frames), drops) == (1, {})
+    assert name not in frames[0].fields
+
+
+def test_a_component_id_that_is_none() -> None:
+    with pytest.raises(ValueError, match="is no component id"):
+        encode("x" * 5000, "healthy")
 
 
 def test_a_file_name_that_is_no_utf8() -> None:

@@ -184,6 +184,33 @@ def test_unhealthy_too_long_if_asked_for() -> None:
     assert state.status == "unhealthy"
 
 
+def test_unhealthy_too_long_is_not_evaded_by_other_words() -> None:
+    rules = RULES._replace(max_unhealthy_s=60)
+    for words in ([recovering(5), UNHEALTHY], [PENDING, UNHEALTHY], [STOPPING, UNHEALTHY]):
+        state = IN["unhealthy"]
+        for second in range(1, 59, 2):
+            state = walk(
+                (second, TICK), *((second, word) for word in words), start=state, rules=rules
+            )
+        assert state.unhealthy_since == 0
+    assert walk((60, TICK), start=state._replace(stopping=False), rules=rules).status == "dead"
+    assert walk((20, HEALTHY), (21, UNHEALTHY), start=state).unhealthy_since == 21
+
+
+def test_loading_again_is_no_way_around_the_bound_of_recovery() -> None:
+    state = walk((0, recovering(60)), (50, UNHEALTHY), (51, PENDING), start=IN["healthy"])
+    state = walk((100, recovering(60)), start=state)
+    assert deadline(state, RULES) == 120
+
+
+def test_stopping_stays_whatever_comes_after() -> None:
+    for word in (PENDING, HEALTHY, UNHEALTHY, recovering(9), NOISE, EOF_ALIVE, TICK):
+        for status in LIVE:
+            state = walk((1, STOPPING), (2, word), (9999, TICK), start=IN[status])
+            assert state.stopping
+            assert state.status in LIVE
+
+
 def test_only_invalid_lines_are_an_invalid_heartbeat() -> None:
     for start, ends_at in ((IN["pending"], 60), (IN["healthy"], 15)):
         state = walk((4, NOISE), (ends_at, TICK), start=start)
