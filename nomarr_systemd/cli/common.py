@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from nomarr_systemd.core.errors import ConfigError, Mistake
 from nomarr_systemd.core.quoting import escape
+from nomarr_systemd.host.paths import Paths, system_paths, user_paths
 
 if TYPE_CHECKING:
     from nomarr_systemd.core.config import Config
@@ -21,17 +22,15 @@ class Scope(NamedTuple):
 
     user: bool
     config_file: str
-    state_directory: str
+    paths: Paths
 
 
 def make_scope(config_file: str | None, *, user: bool) -> Scope:
     """The scope that the global options name."""
     if user:
-        home = os.path.expanduser("~")
-        default, state = f"{home}/.config/nomarr/nomarr.toml", f"{home}/.local/state/nomarr"
-    else:
-        default, state = "/etc/nomarr/nomarr.toml", "/var/lib/nomarr"
-    return Scope(user, config_file or default, state)
+        default = os.path.expanduser("~/.config/nomarr/nomarr.toml")
+        return Scope(True, config_file or default, user_paths())
+    return Scope(False, config_file or "/etc/nomarr/nomarr.toml", system_paths())
 
 
 def load_config(scope: Scope) -> Config:
@@ -66,7 +65,7 @@ def load_config(scope: Scope) -> Config:
         raise ConfigError(
             f"{name}:{mistake}", hint="save the file in UTF-8", mistakes=(mistake,)
         ) from error
-    return parse(text, source=name, state_directory=scope.state_directory)
+    return parse(text, source=name, state_directory=scope.paths.state)
 
 
 def printable(text: str) -> str:

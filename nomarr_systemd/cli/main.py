@@ -25,8 +25,14 @@ class Verb(NamedTuple):
 
 
 VERBS = {
+    "apply": Verb("nomarr_systemd.cli.apply", "Bring everything in line with nomarr.toml."),
     "demo": Verb("nomarr_systemd.cli.demo", "See it work: crashes, decisions, a ledger."),
+    "pause": Verb("nomarr_systemd.cli.workers", "Let workers finish and keep them down."),
     "policy": Verb("nomarr_systemd.cli.policy", "Show the restart policy in force."),
+    "reconcile": Verb("nomarr_systemd.cli.workers", "Finish what was left undone."),
+    "reset": Verb("nomarr_systemd.cli.workers", "Begin a worker's counts again, and unmask it."),
+    "resume": Verb("nomarr_systemd.cli.workers", "Let paused workers run again."),
+    "status": Verb("nomarr_systemd.cli.status", "Show every worker."),
 }
 
 

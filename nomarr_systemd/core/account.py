@@ -361,7 +361,7 @@ def _settle(account: Account, actions: Sequence[str]) -> Account:
     """Decisions of these kinds are not owed any more: a person acted, or it ran again."""
     rows = []
     for row in account.rows:
-        if "|pending|" in row or "|scheduled|" in row:
+        if "|done|" not in row:
             record = Record.read(row)
             if record.action in actions and record.effect != "done":
                 row = with_effect(row, "done")

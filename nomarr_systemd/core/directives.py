@@ -51,6 +51,8 @@ OWNED = (
     Owned("TimeoutSec", "it sets the start's and the stop's at once", "set stop_timeout_s"),
     Owned("TimeoutStartSec", "a worker extends it while it loads", "set startup_timeout_s"),
     Owned("Timeout*", "the times between a signal and the next are the design's"),
+    Owned("RuntimeMax*", "systemd would call its own stop an asked one, and nobody restart it"),
+    Owned("OOMPolicy", "any other than kill runs ExecStop=, which looks like an asked stop"),
     Owned("KillMode", "a stop lets the worker finish its job, then ends its children"),
     Owned("KillSignal", "SIGTERM is how a worker is asked to finish"),
     Owned("FinalKillSignal", "after the stop timeout nothing less than SIGKILL helps"),

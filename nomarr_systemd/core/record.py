@@ -12,7 +12,7 @@ from nomarr_systemd.core.exits import reason_for
 from nomarr_systemd.core.model import Action, Decision, Evidence, Moment, Reason
 
 DECISIONS: Final = ("restart", "fail", "hold", "ignore")
-EFFECTS: Final = ("pending", "scheduled", "done")
+EFFECTS: Final = ("pending", "scheduled", "started", "done")
 
 
 class Record(NamedTuple):
@@ -31,7 +31,7 @@ class Record(NamedTuple):
     wall_ms: int
     boot_id: str
     boottime_ms: int
-    effect: str  # pending, scheduled, done
+    effect: str  # one of EFFECTS
     run_ms: int | None
     window_used: int
     window_limit: int

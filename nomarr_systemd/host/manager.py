@@ -5,6 +5,7 @@ Only the calls are here; when to make them is decided above. Names of units come
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import time
 from collections.abc import Iterable, Sequence
@@ -15,13 +16,19 @@ from nomarr_systemd.core.ids import Component
 
 TARGET: Final = "nomarr-workers.target"
 SUPERVISOR: Final = "nomarr-supervisor.service"
+SHUTDOWN: Final = "shutdown.target"  # has a job while the system, or a user's manager, goes down
 _TIMEOUT_S: Final = 60.0
+_NOT_LOADED: Final = 5  # systemctl's exit status for a unit to stop that is not there
 
 
 class ManagerError(NomarrError):
     """systemd refused or could not be reached."""
 
     code = "systemd"
+
+
+class NotLoaded(ManagerError):
+    """systemd knows of no such unit now."""
 
 
 class Manager:
@@ -58,7 +65,8 @@ class Manager:
         self._call("systemctl", "start", "--no-block", unit)
 
     def stop(self, units: Iterable[str]) -> None:
-        self._call("systemctl", "stop", *units)
+        """Stop what is there; a unit that is not loaded is stopped already."""
+        self._call("systemctl", "stop", *units, fine=(0, _NOT_LOADED))
 
     def mask(self, units: Iterable[str]) -> None:
         """Mask them all with one reload, and see that it is so."""
@@ -75,10 +83,22 @@ class Manager:
         self._call("systemctl", "unmask", "--quiet", *units)
 
     def reset_failed(self, units: Iterable[str]) -> None:
-        self._call("systemctl", "reset-failed", *units)
+        """Forget that they failed; one that nobody has loaded has not."""
+        for unit in units:
+            with contextlib.suppress(NotLoaded):
+                self._call("systemctl", "reset-failed", unit)
 
     def reload(self) -> None:
         self._call("systemctl", "daemon-reload")
+
+    def reload_or_start(self, unit: str) -> None:
+        """Have it read its configuration again, or begin; waits until it is ready."""
+        self._call("systemctl", "reload-or-restart", unit)
+
+    def try_restart(self, units: Sequence[str]) -> None:
+        """Restart those that run."""
+        if units:
+            self._call("systemctl", "try-restart", *units)
 
     def schedule_restart(self, component: Component, due_ms: int) -> None:
         """A timer that starts ``nomarr-restart@`` once, at this CLOCK_MONOTONIC time.
@@ -105,7 +125,7 @@ class Manager:
             self._call("systemctl", "stop", timer)
             self._call(*command)
 
-    def _call(self, program: str, *arguments: str) -> str:
+    def _call(self, program: str, *arguments: str, fine: Sequence[int] = (0,)) -> str:
         command = [program, *self._scope, *arguments]
         try:
             done = subprocess.run(
@@ -113,9 +133,10 @@ class Manager:
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise ManagerError(f"{program} {arguments[0]}: {error}") from error
-        if done.returncode:
+        if done.returncode not in fine:
             said = done.stderr.strip() or f"exit status {done.returncode}"
-            raise ManagerError(f"{program} {' '.join(arguments)[:200]}: {said}")
+            kind = NotLoaded if "not loaded" in said else ManagerError
+            raise kind(f"{program} {' '.join(arguments)[:200]}: {said}")
         return done.stdout
 
 

@@ -1,0 +1,1 @@
+"""The controller and its second look, the reconciler: root, sandboxed, and briefly alive."""

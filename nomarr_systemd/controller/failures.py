@@ -1,0 +1,297 @@
+"""Failures in, decisions and effects out: each is examined, booked, and its decision carried out.
+
+Nothing here sleeps a backoff or judges anybody's health. When it is called is ``main``'s matter;
+what got lost on the way is found by ``reconcile``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
+
+from nomarr_systemd.controller.pending import Pending
+from nomarr_systemd.core.config import Config
+from nomarr_systemd.core.errors import NoSuchWorker, StoreError
+from nomarr_systemd.core.exits import EX_TEMPFAIL, Exit, classify
+from nomarr_systemd.core.ids import Component, next_start_job
+from nomarr_systemd.core.model import Failure, Moment, Rules, age_ms
+from nomarr_systemd.core.policy import decide_blind
+from nomarr_systemd.core.record import Record
+from nomarr_systemd.host import clock, control, journal
+from nomarr_systemd.host.files import remove
+from nomarr_systemd.host.manager import SHUTDOWN, SUPERVISOR, Manager, monotonic_ms, timer_of
+from nomarr_systemd.host.paths import Paths
+from nomarr_systemd.ledger import Ledger
+from nomarr_systemd.spool import Spool, Spooled
+from nomarr_systemd.store.opening import open_store
+from nomarr_systemd.store.protocol import Store
+
+# The supervisor kills by these, and has a word for why.
+_OWN_SIGNALS: Final = frozenset((-6, -9))
+UNIT_FACTS: Final = (
+    "ActiveState",
+    "SubState",
+    "InvocationID",
+    "Result",
+    "LoadState",
+    "ExecMainCode",
+    "ExecMainStatus",
+    "ExecMainStartTimestampMonotonic",
+    "ExecMainExitTimestampMonotonic",
+    "ActiveEnterTimestampMonotonic",
+    "Job",
+)
+Facts = dict[str, str]
+
+
+class Death(NamedTuple):
+    """A failure ready to be booked, and what it was."""
+
+    component: Component
+    failure: Failure
+    exit: Exit
+
+
+class Controller:
+    """One installation's failures. Its methods may be called by any number of processes."""
+
+    def __init__(self, paths: Paths, config: Config, manager: Manager) -> None:
+        self.paths = paths
+        self.config = config
+        self.manager = manager
+        self.spool = Spool(paths.spool)
+        self._store: Store | None = None
+
+    @property
+    def ledger(self) -> Ledger:
+        """Opened when it is needed: a store that is away must not keep the controller away."""
+        if self._store is None:
+            settings = self.config.store
+            self._store = open_store(
+                settings.url,
+                "policy",
+                password_file=settings.password_file,
+                ca_file=settings.ca_file,
+            )
+            self._store.publish_all()
+        return Ledger(self._store)
+
+    def close(self) -> None:
+        if self._store is not None:
+            self._store.close()
+            self._store = None
+
+    def handle(self, pending: Sequence[Pending]) -> None:
+        """Book these failures, carry out what was decided, and clear them away."""
+        if not pending:
+            return
+        deaths = self.examine(pending)
+        self.book(deaths)
+        for each in pending:
+            remove(os.path.join(self.paths.pending, each.invocation))
+
+    def examine(self, pending: Sequence[Pending]) -> list[Death]:
+        """What systemd and the supervisor know about each; one question for all of them."""
+        units = sorted({each.component.unit for each in pending})
+        facts = self.manager.show([*units, SUPERVISOR, SHUTDOWN], UNIT_FACTS)
+        ending = (
+            facts[SHUTDOWN]["Job"] not in ("", "0") or facts[SHUTDOWN]["ActiveState"] == "active"
+        )
+        deaths = []
+        for each in pending:
+            shown = facts[each.component.unit]
+            running = shown["ActiveState"] in ("active", "activating", "reloading")
+            if each.result == "success" or (running and shown["InvocationID"] == each.invocation):
+                continue  # a hook that ran again and saw a newer run
+            deaths.append(self._judge(each, shown, facts[SUPERVISOR], ending))
+        return deaths
+
+    def _judge(self, each: Pending, unit: Facts, supervisor: Facts, shutting_down: bool) -> Death:
+        component, invocation = each.component, each.invocation
+        stop_asked = os.path.exists(os.path.join(self.paths.stop, invocation))
+        run_ms = _run_ms(unit) if unit["InvocationID"] == invocation else None
+        death = classify(
+            each.result, each.exit_code, each.exit_status, stop_asked=stop_asked, run_ms=run_ms
+        )
+        if death.code in _OWN_SIGNALS and not stop_asked:
+            request = {
+                "op": "label",
+                "component": component.component_id,
+                "invocation": invocation,
+            }
+            label = control.ask(self.paths.live, request).get("label")
+            if isinstance(label, str) and label:
+                death = classify(
+                    each.result, each.exit_code, each.exit_status, label=label, run_ms=run_ms
+                )
+        failure = Failure(
+            invocation,
+            death.kind,
+            death.code,
+            run_ms,
+            stop_asked,
+            shutting_down,
+            self.read_hold(component),
+            death.code == EX_TEMPFAIL and _was_away(supervisor, unit),
+        )
+        return Death(component, failure, death)
+
+    def read_hold(self, component: Component) -> str:
+        """Why the worker may not start; empty if it may."""
+        path = os.path.join(self.paths.hold, component.instance)
+        try:
+            with open(path, encoding="utf-8", errors="replace") as file:
+                return file.read(200).strip() or "held"
+        except FileNotFoundError:
+            return ""
+
+    def rules_for(self, component: Component) -> Rules:
+        """The policy of a worker; of one that is no longer configured, the default's."""
+        try:
+            return self.config.rules_for(component)
+        except NoSuchWorker:
+            return self.config.policy
+
+    def book(self, deaths: Sequence[Death]) -> None:
+        """Put them on record in one go, then carry the decisions out."""
+        if not deaths:
+            return
+        try:
+            deaths = [self._as_start_job(death) for death in deaths]
+            booked = self.ledger.record_failures(
+                (death.component.component_id, death.failure, self.rules_for(death.component))
+                for death in deaths
+            )
+        except StoreError as error:
+            complain(f"the store is away ({error}): {len(deaths)} failures are spooled")
+            self._spool(deaths)
+            return
+        results = list(zip(deaths, booked, strict=True))
+        told = [(death, record) for death, (record, fresh) in results if fresh or _is_new(record)]
+        for death, record in told:
+            journal.write_decision(death.component, record, death.exit.line, user=self.paths.user)
+        self.carry_out([(death.component, record) for death, (record, _) in results])
+        for death, record in told:
+            self._tell_supervisor(death, record)
+
+    def _as_start_job(self, death: Death) -> Death:
+        """A second report of a run whose restart was due: the start job itself has failed."""
+        account = self.ledger.account(death.component.component_id)
+        last = account.find_last(death.failure.invocation)
+        if (
+            last is None
+            or last.action != "restart"
+            or last.effect not in ("scheduled", "started")
+            or age_ms(last.due, clock.now()) == 0
+        ):
+            return death
+        job = classify("", start_job=True)
+        name = next_start_job(last.invocation)
+        failure = death.failure._replace(invocation=name, kind=job.kind, code=job.code, run_ms=None)
+        return Death(death.component, failure, job)
+
+    def carry_out(self, decisions: Iterable[tuple[Component, Record]]) -> None:
+        """Do what was decided and is not done; many masks with one reload."""
+        masks = []
+        for component, record in decisions:
+            if record.effect == "done":
+                continue
+            if record.action == "fail":
+                masks.append((component, record))
+            elif record.action == "restart" and record.effect == "pending":
+                self._schedule(component, record)
+        if not masks:
+            return
+        self.manager.mask([component.unit for component, _ in masks])
+        for component, record in masks:
+            request = {"op": "set_failed", "component": component.component_id}
+            control.ask(self.paths.live, request)
+            self.ledger.set_effect(component.component_id, record.invocation, "done")
+
+    def _schedule(self, component: Component, record: Record) -> None:
+        due_in_ms = _due_in_ms(record, clock.now())
+        if due_in_ms <= 0:
+            self.restart(component, record)
+            return
+        self.manager.schedule_restart(component, monotonic_ms() + due_in_ms)
+        self.ledger.set_effect(component.component_id, record.invocation, "scheduled")
+
+    def restart(self, component: Component, record: Record) -> None:
+        """Start the unit, if that is still wanted; if not, it is no longer owed."""
+        if self.read_hold(component):
+            return
+        started = self.start_failed(component, record.invocation)
+        effect = "started" if started else "done"
+        self.ledger.set_effect(component.component_id, record.invocation, effect)
+
+    def start_failed(self, component: Component, invocation: str) -> bool:
+        """Start the unit if it still is as that failure left it.
+
+        Somebody may have started, stopped or reset it meanwhile: theirs is the last word.
+        """
+        unit = self.manager.show([component.unit], UNIT_FACTS)[component.unit]
+        run = invocation.partition("#")[0]
+        if unit["ActiveState"] != "failed" or unit["InvocationID"] != run:
+            return False
+        # Of a failed unit the start is the restart; systemctl restart would re-arm the timer.
+        self.manager.start(component.unit)
+        return True
+
+    def _spool(self, deaths: Iterable[Death]) -> None:
+        now = clock.now()
+        for component, failure, _ in deaths:
+            decision = decide_blind(failure, self.rules_for(component))
+            self.spool.write(Spooled(component.component_id, failure, decision, now))
+            if decision.action == "restart":
+                self.manager.schedule_restart(component, monotonic_ms() + decision.delay_ms)
+
+    def _tell_supervisor(self, death: Death, record: Record) -> None:
+        control.ask(
+            self.paths.live,
+            {
+                "op": "crashed",
+                "component": death.component.component_id,
+                "invocation": record.invocation,
+                "cause": death.exit.line,
+                "decision": f"{record.action}: {record.text}",
+            },
+        )
+
+    def has_timer(self, component: Component) -> bool:
+        timer = timer_of(component)
+        return self.manager.show([timer], ["ActiveState"])[timer]["ActiveState"] == "active"
+
+
+def _is_new(record: Record) -> bool:
+    """Booked by a controller that was killed before it did anything about it."""
+    return record.effect == "pending" and record.action in ("restart", "fail")
+
+
+def _run_ms(unit: Facts) -> int | None:
+    """How long the last run of the unit was, by systemd's own clock."""
+    started = int(unit.get("ExecMainStartTimestampMonotonic") or 0)
+    ended = int(unit.get("ExecMainExitTimestampMonotonic") or 0)
+    return (ended - started) // 1000 if ended >= started > 0 else None
+
+
+def _was_away(supervisor: Facts, unit: Facts) -> bool:
+    """Whether the supervisor is not there, or is newer than the run that missed it."""
+    if supervisor["ActiveState"] != "active":
+        return True
+    since = int(supervisor.get("ActiveEnterTimestampMonotonic") or 0)
+    return since > int(unit.get("ExecMainStartTimestampMonotonic") or 0)
+
+
+def _due_in_ms(record: Record, now: Moment) -> int:
+    """What is left of a backoff; a record of an earlier boot goes by wall time."""
+    due = record.due
+    if due.boot_id == now.boot_id:
+        return due.boottime_ms - now.boottime_ms
+    return min(due.wall_ms - now.wall_ms, record.delay_ms)
+
+
+def complain(text: str) -> None:
+    """To the journal by way of standard error, as an error."""
+    sys.stderr.write(f"<3>nomarr-controller: {text}\n")

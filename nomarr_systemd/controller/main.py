@@ -1,0 +1,101 @@
+"""The controller's programs: the one that the FIFO's bell wakes, the reconciler, a due restart.
+
+systemd starts the first when the hook rings, keeps what is rung while it is away, and starts it
+again if it dies; it leaves by itself after a while without work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import select
+import sys
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from nomarr_systemd.controller.failures import Controller, complain
+from nomarr_systemd.controller.pending import read_pending
+from nomarr_systemd.controller.reconcile import finish_backoff, reconcile
+from nomarr_systemd.core.config import Config
+from nomarr_systemd.core.errors import ConfigError, NomarrError
+from nomarr_systemd.host.manager import Manager
+from nomarr_systemd.host.notify import listen_fds, notify
+from nomarr_systemd.host.paths import SYSTEM_STATE, Paths
+
+IDLE_S: Final = 30.0
+
+
+def read_config(paths: Paths) -> Config:
+    """The configuration that ``nomarrctl apply`` resolved."""
+    try:
+        with open(paths.resolved, encoding="utf-8") as file:
+            return Config.from_dict(json.load(file))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"cannot read {paths.resolved}: {error}", hint="run nomarrctl apply"
+        ) from error
+
+
+def parse_options(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="nomarr-controller", description=__doc__)
+    parser.add_argument("--runtime", default="/run", help="systemd's %%t")
+    parser.add_argument("--state", default=SYSTEM_STATE)
+    parser.add_argument("--user", action="store_true", help="a user's own manager")
+    parser.add_argument("--reconcile", action="store_true", help="one pass, then leave")
+    parser.add_argument("--restart", metavar="INSTANCE", help="a backoff is over")
+    return parser.parse_args(argv)
+
+
+def serve(controller: Controller, fifo: int, *, idle_s: float = IDLE_S) -> None:
+    """Handle what is pending now and what the FIFO rings for, until nothing comes for a while."""
+    os.set_blocking(fifo, False)
+    poll = select.poll()
+    poll.register(fifo, select.POLLIN)
+    while True:
+        # Lines are only a bell: the facts are in the files, also of lines that were lost.
+        with contextlib.suppress(BlockingIOError):
+            while os.read(fifo, 65536):
+                pass
+        controller.handle(read_pending(controller.paths.pending))
+        if not poll.poll(idle_s * 1000):
+            return
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = parse_options(argv)
+    paths = Paths(options.runtime, options.state, options.user)
+    try:
+        controller = Controller(paths, read_config(paths), Manager(user=options.user))
+        with contextlib.closing(controller):
+            _choose(options)(controller)
+    except NomarrError as error:
+        complain(f"{error}" + (f" ({error.hint})" if error.hint else ""))
+        return error.exit_status
+    return 0
+
+
+def _choose(options: argparse.Namespace) -> Callable[[Controller], None]:
+    """What the options ask for."""
+    if options.reconcile:
+        return reconcile
+    if options.restart:
+        instance: str = options.restart
+        return lambda controller: finish_backoff(controller, instance)
+    fds = listen_fds()
+    if len(fds) != 1:
+        raise ConfigError(
+            "no FIFO was handed over", hint="it is started by nomarr-controller.socket"
+        )
+
+    def run(controller: Controller) -> None:
+        notify("READY=1")
+        # An error leaves the files and what is in the FIFO: the service is started again.
+        serve(controller, fds[0])
+
+    return run
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,167 @@
+"""The second look: failures whose line was lost, effects that were not finished, spooled records.
+
+Safe at any time, any number of times, and beside the controller: what it finds goes through the
+same ledger, which counts nothing twice, and effects are idempotent by name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from typing import Final
+
+from nomarr_systemd.controller.failures import UNIT_FACTS, Controller, Death, Facts
+from nomarr_systemd.controller.pending import Pending, read_pending
+from nomarr_systemd.core.errors import StoreError
+from nomarr_systemd.core.exits import classify
+from nomarr_systemd.core.ids import (
+    UNIT_PREFIX,
+    UNIT_SUFFIX,
+    Component,
+    next_start_job,
+    parse_component,
+)
+from nomarr_systemd.core.model import Failure, age_ms
+from nomarr_systemd.core.record import Record
+from nomarr_systemd.host import clock
+from nomarr_systemd.host.files import remove
+from nomarr_systemd.host.manager import SUPERVISOR, monotonic_ms
+
+START_JOB_GRACE_MS: Final = 10_000
+STOP_MARK_S: Final = 3600.0  # longer than any stop may take
+# What SIGCHLD says: si_code as systemd shows it.
+_EXIT_CODES: Final = {"1": "exited", "2": "killed", "3": "dumped"}
+
+
+def reconcile(controller: Controller) -> None:
+    """Look after everything that may have been left undone.
+
+    A supervisor that came back meanwhile has asked for this run, which may have been past its
+    workers already: then once more.
+    """
+    begun_ms = -1
+    while _came_back(controller, begun_ms):
+        begun_ms = monotonic_ms()
+        look_over(controller)
+
+
+def _came_back(controller: Controller, since_ms: int) -> bool:
+    if since_ms < 0:
+        return True
+    shown = controller.manager.show([SUPERVISOR], ["ActiveEnterTimestampMonotonic"])[SUPERVISOR]
+    return int(shown["ActiveEnterTimestampMonotonic"] or 0) // 1000 > since_ms
+
+
+def look_over(controller: Controller) -> None:
+    """One pass."""
+    controller.spool.replay(
+        controller.ledger, lambda name: controller.rules_for(parse_component(name))
+    )
+    controller.handle(read_pending(controller.paths.pending))
+    controller.handle(find_failed(controller))
+    for account, record in controller.ledger.unfinished():
+        finish(controller, parse_component(account.component_id), record)
+    clear_stop_marks(controller.paths.stop)
+
+
+def clear_stop_marks(directory: str) -> None:
+    """Remove marks of stops that ended well: nobody else asks for them."""
+    with contextlib.suppress(FileNotFoundError):
+        for entry in os.scandir(directory):
+            if time.time() - entry.stat(follow_symlinks=False).st_mtime > STOP_MARK_S:
+                remove(entry.path)
+
+
+def find_failed(controller: Controller) -> list[Pending]:
+    """Failed units, each as its hook would have reported it."""
+    units = controller.manager.list_failed(f"{UNIT_PREFIX}*{UNIT_SUFFIX}")
+    found = []
+    for name, facts in controller.manager.show(units, UNIT_FACTS).items():
+        component = parse_component(name)
+        invocation = facts["InvocationID"]
+        known = controller.ledger.account(component.component_id).find(invocation)
+        if invocation and known is None:
+            found.append(_as_pending(component, facts))
+    return found
+
+
+def _as_pending(component: Component, facts: Facts) -> Pending:
+    exit_code = _EXIT_CODES.get(facts["ExecMainCode"], "")
+    status = facts["ExecMainStatus"]
+    if exit_code in ("killed", "dumped"):
+        status = _signal_name(status)
+    return Pending(component, facts["InvocationID"], facts["Result"], exit_code, status)
+
+
+def _signal_name(number: str) -> str:
+    try:
+        return signal.Signals(int(number)).name.removeprefix("SIG")
+    except ValueError:
+        return number
+
+
+def finish(controller: Controller, component: Component, record: Record) -> None:
+    """Carry out, or see to have been carried out, one decision."""
+    if record.action == "fail":
+        # A power cut may have come before the mask, and the boot have started it: a unit that is
+        # masked while it starts keeps its start job, and with it the boot, for ever.
+        controller.manager.stop([component.unit])
+        controller.carry_out([(component, record)])
+        return
+    facts = controller.manager.show([component.unit, SUPERVISOR], UNIT_FACTS)
+    unit, supervisor = facts[component.unit], facts[SUPERVISOR]
+    base = record.invocation.partition("#")[0]
+    if unit["ActiveState"] != "failed" or unit["InvocationID"] != base:
+        controller.ledger.set_effect(component.component_id, record.invocation, "done")
+        return
+    if record.action == "hold":
+        if not controller.read_hold(component) and supervisor["ActiveState"] == "active":
+            controller.manager.start(component.unit)
+            controller.ledger.set_effect(component.component_id, record.invocation, "done")
+        return
+    if controller.has_timer(component):
+        return
+    now = clock.now()
+    if record.effect == "pending" or record.boot_id != now.boot_id:
+        # Killed before it was scheduled, or the timer went with the last boot.
+        controller.carry_out([(component, record._replace(effect="pending"))])
+    elif age_ms(record.due, now) > START_JOB_GRACE_MS and record.effect == "started":
+        book_start_job(controller, component, record)
+    elif record.effect == "scheduled" and not _is_restarting(controller, component):
+        # It was scheduled, it has not begun, and its timer is gone: somebody cancelled it.
+        controller.ledger.set_effect(component.component_id, record.invocation, "done")
+
+
+def _is_restarting(controller: Controller, component: Component) -> bool:
+    """Whether the timer has just fired: its service looks at the unit now, or will again."""
+    name = f"nomarr-restart@{component.instance}.service"
+    state = controller.manager.show([name], ["ActiveState"])[name]["ActiveState"]
+    return state not in ("inactive", "failed")
+
+
+def book_start_job(controller: Controller, component: Component, record: Record) -> None:
+    """The start was due and the unit is as it was: its start job failed, a failure of its own."""
+    death = classify("", start_job=True)
+    failure = Failure(next_start_job(record.invocation), death.kind, death.code)
+    controller.book([Death(component, failure, death)])
+
+
+def finish_backoff(controller: Controller, instance: str) -> None:
+    """What the timer of a restart calls for: start it, if that is still wanted."""
+    component = parse_component(instance)
+    try:
+        records = controller.ledger.account(component.component_id).records
+    except StoreError:
+        records = []  # still away: the spool knows what it was for
+    for record in reversed(records):
+        if record.action == "restart" and record.effect != "done":
+            controller.restart(component, record)
+            return
+    entries, _ = controller.spool.read()
+    for entry in reversed(entries):
+        if entry.component_id == component.component_id and entry.decision.action == "restart":
+            if not controller.read_hold(component):
+                controller.start_failed(component, entry.failure.invocation)
+            return

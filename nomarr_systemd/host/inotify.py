@@ -1,0 +1,66 @@
+"""The kernel's inotify, as far as watching the names in one directory needs it.
+
+Python has no binding of its own; three calls of the C library are all there is to it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+from typing import Final
+
+_CREATE, _DELETE, _MOVED_FROM, _MOVED_TO = 0x100, 0x200, 0x40, 0x80
+_ONLYDIR: Final = 0x01000000
+_OVERFLOW, _IGNORED, _UNMOUNT = 0x4000, 0x8000, 0x2000
+_NAMES: Final = _CREATE | _DELETE | _MOVED_FROM | _MOVED_TO
+_HEADER: Final = struct.Struct("iIII")
+_BUFFER: Final = 65536
+
+
+class DirectoryWatch:
+    """Tells which names in a directory came, went or were replaced. ``fd`` is for a poll."""
+
+    def __init__(self, directory: str) -> None:
+        """OSError if the directory cannot be watched."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        self.directory = directory
+        self.fd: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        if self.fd < 0:
+            raise _failure(directory)
+        if libc.inotify_add_watch(self.fd, os.fsencode(directory), _NAMES | _ONLYDIR) < 0:
+            error = _failure(directory)
+            self.close()
+            raise error
+
+    def read(self) -> set[str] | None:
+        """The names that changed since the last call, or None: some were lost, look at all.
+
+        FileNotFoundError when the directory itself is gone.
+        """
+        names: set[str] = set()
+        whole = True
+        while True:
+            try:
+                data = os.read(self.fd, _BUFFER)
+            except BlockingIOError:
+                return names if whole else None
+            place = 0
+            while place < len(data):
+                _, mask, _, length = _HEADER.unpack_from(data, place)
+                place += _HEADER.size
+                if mask & (_IGNORED | _UNMOUNT):
+                    raise FileNotFoundError(f"{self.directory} is gone")
+                if mask & _OVERFLOW:
+                    whole = False
+                else:
+                    names.add(os.fsdecode(data[place : place + length].rstrip(b"\0")))
+                place += length
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+
+def _failure(directory: str) -> OSError:
+    number = ctypes.get_errno()
+    return OSError(number, os.strerror(number), directory)

@@ -1,0 +1,48 @@
+"""Directories and programs of an installation that no package has made: a user's own, the demo's,
+a test's. The system's come from packaging/nomarr.tmpfiles and from the package.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+from nomarr_systemd.host.paths import Paths
+
+# The programs that the units name, and the module whose main() each one runs.
+PROGRAMS: Final = {
+    "nomarr-supervisor": "nomarr_systemd.supervisor.main",
+    "nomarr-controller": "nomarr_systemd.controller.main",
+    "nomarr-worker": "nomarr_systemd.worker.main",
+}
+_PROGRAM: Final = """\
+#!{python}
+import sys
+
+sys.path[:0] = {search!r}
+from {module} import main
+
+sys.exit(main())
+"""
+
+
+def make_directories(paths: Paths) -> None:
+    """What the programs expect to be there; what is there stays as it is."""
+    for directory in (f"{paths.runtime}/nomarr", paths.state, paths.hold):
+        os.makedirs(directory, 0o755, exist_ok=True)
+    for directory in (paths.pending, paths.stop, paths.spool):
+        os.makedirs(directory, 0o700, exist_ok=True)
+    for name in ("public", "work"):
+        os.makedirs(f"{paths.state}/{name}", 0o750, exist_ok=True)
+
+
+def make_programs(directory: str, *, python: str = sys.executable, search: Sequence[str]) -> None:
+    """The programs as scripts for this Python, which look for modules in ``search`` first."""
+    os.makedirs(directory, 0o755, exist_ok=True)
+    for name, module in PROGRAMS.items():
+        path = os.path.join(directory, name)
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(_PROGRAM.format(python=python, search=list(search), module=module))
+        os.chmod(path, 0o755)  # noqa: S103 (a program is for everyone to run)

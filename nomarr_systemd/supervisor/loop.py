@@ -1,0 +1,164 @@
+"""The event loop: file descriptors by epoll, deadlines by a heap, and nothing in between.
+
+It sleeps until something happens or is due. Deadlines come after input in every turn, so that
+what lies unread is never taken for silence.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import heapq
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping
+from itertools import count
+
+Handler = Callable[[int], None]
+Callback = Callable[[], None]
+
+
+class Timer:
+    """A deadline in the heap; cancelling leaves it there, to be passed over."""
+
+    __slots__ = ("callback", "when")
+
+    def __init__(self, when: float, callback: Callback | None) -> None:
+        self.when = when
+        self.callback = callback
+
+    def cancel(self) -> None:
+        self.callback = None
+
+
+class Loop:
+    """One thread's turns. Only ``post`` may be called from another thread."""
+
+    def __init__(self) -> None:
+        self.now = time.monotonic()
+        self._epoll = select.epoll()
+        self._handlers: dict[int, Handler] = {}
+        self._first: set[int] = set()
+        self._heap: list[tuple[float, int, Timer]] = []
+        self._order = count()
+        self._soon: collections.deque[Callback] = collections.deque()
+        self._posted: collections.deque[Callback] = collections.deque()
+        self._running = False
+        self._lock = threading.Lock()  # a late thread must not ring what has become another's
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.watch(self._bell, select.EPOLLIN, self._take_posted)
+        self._signals: tuple[int, int] | None = None
+        self.turns = 0
+
+    def watch(self, fd: int, mask: int, handler: Handler, *, first: bool = False) -> None:
+        """Call ``handler(events)`` when ``fd`` is ready; those marked ``first`` go first."""
+        self._epoll.register(fd, mask)
+        self._handlers[fd] = handler
+        if first:
+            self._first.add(fd)
+
+    def change(self, fd: int, mask: int) -> None:
+        self._epoll.modify(fd, mask)
+
+    def forget(self, fd: int) -> None:
+        """Before ``fd`` is closed."""
+        if self._handlers.pop(fd, None):
+            self._first.discard(fd)
+            self._epoll.unregister(fd)
+
+    def at(self, when: float, callback: Callback) -> Timer:
+        """Call back once, not before ``when`` (monotonic seconds)."""
+        timer = Timer(when, callback)
+        heapq.heappush(self._heap, (when, next(self._order), timer))
+        return timer
+
+    def soon(self, callback: Callback) -> None:
+        """Call back after the others had their turn."""
+        self._soon.append(callback)
+
+    def post(self, callback: Callback) -> None:
+        """From another thread: call back in the loop's own. After its end nothing happens."""
+        with self._lock:
+            if self._bell >= 0:
+                self._posted.append(callback)
+                os.eventfd_write(self._bell, 1)
+
+    def catch(self, handlers: Mapping[int, Callback]) -> None:
+        """Handle signals in the loop, between its turns."""
+        read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        for number in handlers:
+            signal.signal(number, _ignore_here)
+        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+
+        def dispatch(_events: int) -> None:
+            with contextlib.suppress(BlockingIOError):
+                for number in set(os.read(read, 4096)):
+                    handler = handlers.get(number)
+                    if handler:
+                        handler()
+
+        self.watch(read, select.EPOLLIN, dispatch)
+        self._signals = (read, write)
+
+    def run(self) -> None:
+        """Turn until ``stop``."""
+        self._running = True
+        while self._running:
+            self.turn()
+
+    def stop(self) -> None:
+        self._running = False
+
+    def turn(self) -> None:
+        """Wait for what comes next, and handle all of it."""
+        self.turns += 1
+        ready = self._epoll.poll(self._patience(), 1024)
+        self.now = time.monotonic()
+        handlers = self._handlers
+        for fd, events in ready:
+            if fd in self._first and fd in handlers:
+                handlers[fd](events)
+        for fd, events in ready:
+            if fd not in self._first and fd in handlers:
+                handlers[fd](events)
+        for _ in range(len(self._soon)):
+            self._soon.popleft()()
+        self._fire()
+
+    def close(self) -> None:
+        if self._signals:
+            signal.set_wakeup_fd(-1)
+            for fd in self._signals:
+                os.close(fd)
+        with self._lock:
+            os.close(self._bell)
+            self._bell = -1
+        self._epoll.close()
+
+    def _patience(self) -> float | None:
+        if self._soon:
+            return 0
+        heap = self._heap
+        while heap and heap[0][2].callback is None:
+            heapq.heappop(heap)
+        return max(0.0, heap[0][0] - time.monotonic()) if heap else None
+
+    def _fire(self) -> None:
+        heap = self._heap
+        while heap and heap[0][0] <= self.now:
+            timer = heapq.heappop(heap)[2]
+            if timer.callback:
+                timer.callback()
+
+    def _take_posted(self, _events: int) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._bell)
+        while self._posted:
+            self._posted.popleft()()
+
+
+def _ignore_here(_number: int, _frame: object) -> None:
+    """Python needs a handler to write the signal's number to the wakeup descriptor."""

@@ -1,0 +1,137 @@
+"""``nomarr-supervisor``: options, signals, and what is said to systemd.
+
+It leaves only when asked to, or to be started again: everything it knows survives that.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from nomarr_systemd.core.config import Config
+from nomarr_systemd.core.errors import ConfigError, NomarrError
+from nomarr_systemd.host.paths import SYSTEM_STATE, Paths
+from nomarr_systemd.supervisor.log import ERROR, NOTICE, WARNING, log
+from nomarr_systemd.supervisor.loop import Loop
+from nomarr_systemd.supervisor.pipes import take_stored, tell
+from nomarr_systemd.supervisor.service import Supervisor
+
+USAGE: Final = "usage: nomarr-supervisor [--runtime=DIRECTORY] [--state=DIRECTORY] [--user]"
+
+
+def parse_options(argv: Sequence[str]) -> Paths | None:
+    """The places that the options name; None if they cannot be understood."""
+    runtime, state, user = "/run", SYSTEM_STATE, False
+    for argument in argv:
+        name, _, value = argument.partition("=")
+        if argument == "--user":
+            user = True
+        elif name == "--runtime" and value:
+            runtime = value
+        elif name == "--state" and value:
+            state = value
+        else:
+            return None
+    return Paths(runtime, state, user)
+
+
+def read_config(paths: Paths) -> Config:
+    """The configuration that ``nomarrctl apply`` resolved."""
+    try:
+        with open(paths.resolved, encoding="utf-8") as file:
+            return Config.from_dict(json.load(file))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"cannot read {paths.resolved}: {error}", hint="run nomarrctl apply"
+        ) from error
+
+
+class Program:
+    """One run of the supervisor under systemd."""
+
+    def __init__(self, paths: Paths) -> None:
+        self._paths = paths
+        self._loop = Loop()
+        self._supervisor = Supervisor(paths, self._read_config(), self._loop, take_stored())
+        self._watchdog_s = _watchdog_s()
+        self._status = ""
+
+    def run(self) -> None:
+        handlers: dict[int, Callable[[], None]] = {
+            signal.SIGTERM: self._loop.stop,
+            signal.SIGINT: self._loop.stop,
+            signal.SIGHUP: self._reload,
+        }
+        self._loop.catch(handlers)
+        self._supervisor.start()
+        self._say("READY=1")
+        if self._watchdog_s:
+            self._feed_watchdog()
+        self._loop.run()
+        tell("STOPPING=1")
+
+    def close(self) -> None:
+        self._supervisor.close()
+        self._loop.close()
+
+    def _feed_watchdog(self) -> None:
+        """By a deadline of the loop: it is fed only while the loop turns."""
+        self._say("WATCHDOG=1")
+        self._loop.at(self._loop.now + self._watchdog_s / 2, self._feed_watchdog)
+
+    def _reload(self) -> None:
+        tell(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
+        config = self._read_config()
+        if config:
+            self._supervisor.reload(config)
+            log(NOTICE, f"reloaded: {self._supervisor.summarize()}")
+        self._say("READY=1")
+
+    def _read_config(self) -> Config | None:
+        """None without a configuration: then what is there goes on as it is."""
+        try:
+            return read_config(self._paths)
+        except ConfigError as error:
+            log(WARNING, f"{error} ({error.hint})")
+            return None
+
+    def _say(self, line: str) -> None:
+        status = self._supervisor.summarize()
+        if status != self._status:
+            self._status = status
+            line = f"{line}\nSTATUS={status}"
+        tell(line)
+
+
+def _watchdog_s() -> float:
+    """How often systemd wants to hear of us; 0 if it does not."""
+    usec = os.environ.get("WATCHDOG_USEC", "")
+    pid = os.environ.get("WATCHDOG_PID", "")
+    meant = not pid or pid == str(os.getpid())
+    return int(usec) / 1e6 if meant and usec.isascii() and usec.isdigit() else 0.0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    paths = parse_options(sys.argv[1:] if argv is None else argv)
+    if paths is None:
+        log(ERROR, USAGE)
+        return 2
+    try:
+        program = Program(paths)
+        try:
+            program.run()
+        finally:
+            program.close()
+    except NomarrError as error:
+        log(ERROR, f"{error}" + (f" ({error.hint})" if error.hint else ""))
+        return error.exit_status
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+"""What a worker is told by its unit, read from its environment (DESIGN §5)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from nomarr_systemd.core.config import Pool
+from nomarr_systemd.core.errors import BadName, ConfigError
+from nomarr_systemd.core.ids import parse_component
+from nomarr_systemd.core.model import HealthRules
+
+_HINT = "nomarrctl apply writes the unit's environment; run it again"
+
+
+class Settings(NamedTuple):
+    """NOMARR_SETTINGS, a JSON object; a field that is missing has the configuration's default."""
+
+    frame_interval_s: float = HealthRules().frame_interval_s
+    stall_timeout_s: float = HealthRules().stall_timeout_s  # 0: progress is not judged
+    idle_evict_s: float = Pool("").idle_evict_s  # 0: never
+
+
+class Environment(NamedTuple):
+    component_id: str = ""
+    health_pipe: str = ""  # empty: run without frames
+    invocation: str = ""
+    watchdog_s: float = 0.0  # 0: systemd does not watch
+    settings: Settings = Settings()
+
+
+def read_environment(variables: Mapping[str, str], pid: int) -> Environment:
+    """The environment of process ``pid``, or ConfigError."""
+    component_id = variables.get("NOMARR_COMPONENT_ID", "")
+    health_pipe = variables.get("NOMARR_HEALTH_PIPE", "")
+    if component_id or health_pipe:
+        try:
+            component_id = parse_component(component_id).component_id
+        except BadName as error:
+            raise ConfigError(f"NOMARR_COMPONENT_ID: {error}", hint=_HINT) from error
+    return Environment(
+        component_id,
+        health_pipe,
+        variables.get("INVOCATION_ID", ""),
+        _read_watchdog(variables, pid),
+        _read_settings(variables.get("NOMARR_SETTINGS", "{}")),
+    )
+
+
+def _read_watchdog(variables: Mapping[str, str], pid: int) -> float:
+    if variables.get("WATCHDOG_PID", str(pid)) != str(pid):
+        return 0.0  # meant for a parent of ours, as sd_watchdog_enabled(3) has it
+    text = variables.get("WATCHDOG_USEC", "0")
+    if not (text.isascii() and text.isdigit()):
+        raise ConfigError(f"WATCHDOG_USEC is {text!r}, not a number", hint="systemd sets it")
+    return int(text) / 1e6
+
+
+def _read_settings(text: str) -> Settings:
+    try:
+        given = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"NOMARR_SETTINGS is no JSON: {error}", hint=_HINT) from error
+    if not isinstance(given, dict):
+        raise ConfigError("NOMARR_SETTINGS is no JSON object", hint=_HINT)
+    known = {name: given[name] for name in Settings._fields if name in given}
+    for name, value in known.items():
+        # An interval of 0 would be a busy loop. Nothing of this holds for NaN.
+        least = 0.001 if name == "frame_interval_s" else 0
+        if type(value) not in (int, float) or not least <= value <= 1e9:
+            raise ConfigError(
+                f"NOMARR_SETTINGS: {name} is {str(value)[:60]!r}, not a number of seconds",
+                hint=_HINT,
+            )
+    return Settings(**known)

@@ -1,0 +1,285 @@
+"""A worker in Python: the class to subclass, and the loop that runs it.
+
+The loop owns signals, waits, errors and the pulse; a worker owns its work.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from collections.abc import Callable
+from time import monotonic
+from types import FrameType
+from typing import NamedTuple, TypeVar
+
+from nomarr_systemd.core.exits import EX_SOFTWARE, EX_TEMPFAIL
+from nomarr_systemd.worker.bell import Bell
+from nomarr_systemd.worker.environment import Environment
+from nomarr_systemd.worker.errors import NonFatal, NotReady, OutOfMemory, Recovering
+from nomarr_systemd.worker.pulse import Pulse
+from nomarr_systemd.worker.source import OwnJobs, Source
+from nomarr_systemd.worker.vitals import Condition, Tally
+
+log = logging.getLogger(__name__)
+
+MAX_ERRORS = 10  # in a row
+CLAIM_TRIES = 10  # then others are plainly faster: wait as if there were nothing to do
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+_Result = TypeVar("_Result")
+
+
+class Waits(NamedTuple):
+    """Waits that grow."""
+
+    first_s: float
+    factor: float
+    most_s: float
+
+    def after(self, previous_s: float) -> float:
+        """The next one; after 0, the first."""
+        return min(previous_s * self.factor, self.most_s) if previous_s else self.first_s
+
+
+class Worker:
+    """Subclass it and give what differs. It is made without arguments, in the main thread."""
+
+    lazy = False  # it loads in its first job, and is pending until that is done
+    idle_waits = Waits(1.0, 1.5, 30.0)
+    backoff_waits = Waits(1.0, 2.0, 60.0)
+    _pulse: Pulse | None = None
+
+    def load(self) -> None:
+        """Make ready to work, for minutes if need be. Called again for a job after ``evict``."""
+
+    def next_job(self) -> str | None:
+        """The next job of a worker that finds its jobs itself; None: nothing to do."""
+        return None
+
+    def source(self) -> Source:
+        """Where the jobs come from; asked once, after the first ``load``."""
+        return OwnJobs(self.next_job)
+
+    def preflight(self) -> None:
+        """Raise NotReady if no job can be done now. Called before each job."""
+
+    def process(self, job: str) -> None:
+        """Do one job. Say ``progress`` if it may take longer than stall_timeout_s."""
+        raise NotImplementedError
+
+    def evict(self) -> None:
+        """Free what ``load`` took: there has been nothing to do for idle_evict_s."""
+
+    def progress(self) -> None:
+        """The job moves on; without this, or an end, for stall_timeout_s it counts as hung."""
+        if self._pulse:
+            self._pulse.progress()
+
+
+class Stop(BaseException):
+    """Raised by the signal's handler where there is no job to finish: while loading."""
+
+
+class Runtime:
+    """One run of one worker."""
+
+    def __init__(self, environment: Environment) -> None:
+        self._idle_evict_s = environment.settings.idle_evict_s
+        self._bell = Bell()
+        self._tally = Tally()
+        self._pulse = Pulse(environment, self._tally, on_lost=self._bell.ring)
+        self._stop = False
+        self._interruptible = False
+        self._proven = True  # False: lazy, and no job done since it was loaded
+        self._evicted = False
+        self._unready = False
+        self._idle_since: float | None = None
+        self._idle_s = self._backoff_s = 0.0  # the last waits
+
+    def run(self, make: Callable[[], Worker]) -> int:
+        """Make the worker and run it to its end; the exit status."""
+        with self._pulse:
+            self._catch_signals()
+            try:
+                status = self._live(make)
+                self._pulse.end()
+            finally:
+                signal.set_wakeup_fd(-1)
+        return status
+
+    def _live(self, make: Callable[[], Worker]) -> int:
+        try:
+            self._worker = self._interruptibly(make)
+            self._worker._pulse = self._pulse
+            self._load()
+        except Stop:
+            return 0
+        self._source = self._worker.source()
+        self._can_evict = type(self._worker).evict is not Worker.evict and self._idle_evict_s > 0
+        self._pulse.set(Condition(self._status(), "idle"))
+        self._pulse.ready()
+        while not self._ending():
+            try:
+                self._turn()
+            except NotReady as error:
+                self._back_off(error)
+            except Stop:
+                break
+            except Exception as error:  # of the source, of evict() or of a second load()
+                self._blame(error, "between jobs")
+                if self._tally.consecutive_errors < MAX_ERRORS:
+                    self._rest(evict=False)
+            if self._tally.consecutive_errors >= MAX_ERRORS:
+                log.critical("%d errors in a row: giving up", MAX_ERRORS)
+                return EX_SOFTWARE
+        return 0 if self._stop else EX_TEMPFAIL
+
+    def _turn(self) -> None:
+        """At most one job."""
+        if self._unready:
+            self._check()
+        job = self._take()
+        if job is None:
+            self._unready = False
+            self._backoff_s = 0.0
+            self._rest(evict=True)
+            return
+        self._idle_since = None
+        self._idle_s = 0.0
+        try:
+            self._check()
+            if self._evicted:
+                self._load(job)
+        except BaseException:
+            self._source.release(job)
+            raise
+        self._unready = False
+        self._backoff_s = 0.0
+        self._do(job)
+
+    def _take(self) -> str | None:
+        for _ in range(CLAIM_TRIES):
+            self._tally.discovery_attempts += 1
+            job = self._source.discover()
+            if job is None or self._source.claim(job):
+                return job
+            self._tally.claim_conflicts += 1
+        return None
+
+    def _check(self) -> None:
+        try:
+            self._worker.preflight()
+        except NotReady:
+            raise
+        except Exception as error:  # a check that fails is no reason to end a worker
+            log.exception("preflight failed")
+            raise NotReady(f"preflight failed: {error}") from error
+
+    def _load(self, job: str | None = None) -> None:
+        self._pulse.progress()
+        self._pulse.set(Condition("pending", "loading_models", job))
+        self._interruptibly(self._worker.load)
+        self._pulse.progress()
+        self._evicted = False
+        self._proven = not self._worker.lazy
+
+    def _do(self, job: str) -> None:
+        self._pulse.progress()
+        self._pulse.set(Condition(self._status(), "processing", job))
+        begun = monotonic()
+        try:
+            self._worker.process(job)
+        except NotReady:
+            self._source.release(job)
+            raise
+        except NonFatal as error:
+            log.warning("job %r failed: %s", job, error)
+            self._source.fail(job, error)
+        except Exception as error:
+            self._blame(error, f"job {job!r}")
+            if isinstance(error, Recovering | MemoryError):
+                recovering = error if isinstance(error, Recovering) else OutOfMemory()
+                self._pulse.recover(recovering.seconds)
+            self._source.fail(job, error)
+        else:
+            self._source.complete(job)
+            self._tally.count_done(monotonic() - begun)
+            self._proven = True
+            self._pulse.recovered()
+        # Busy still, but whatever dies from here on does not die of this job.
+        self._pulse.progress()
+        self._pulse.set(Condition(self._status(), "processing"), hurry=False)
+
+    def _rest(self, *, evict: bool) -> None:
+        """Wait for work; the first time after idle_evict_s, give back what is not needed."""
+        self._pulse.set(Condition(self._status(), "idle"))
+        if self._idle_since is None:
+            self._idle_since = monotonic()
+        self._idle_s = self._worker.idle_waits.after(self._idle_s)
+        wait_s = self._idle_s
+        if evict and self._can_evict and not self._evicted:
+            left_s = self._idle_since + self._idle_evict_s - monotonic()
+            if left_s <= 0:
+                self._evicted = True  # once, also when it fails
+                self._worker.evict()
+            else:
+                wait_s = min(wait_s, left_s)
+        self._wait(wait_s)
+
+    def _back_off(self, error: NotReady) -> None:
+        self._unready = True
+        self._backoff_s = self._worker.backoff_waits.after(self._backoff_s)
+        note = f"{error}; trying again in {self._backoff_s:g} s"
+        log.warning("not ready: %s", note)
+        self._pulse.set(Condition("unhealthy", "backing_off", note=note))
+        self._wait(self._backoff_s)
+
+    def _wait(self, seconds: float) -> None:
+        self._pulse.rest(seconds)
+        if not self._ending():
+            self._bell.wait(seconds)
+        self._pulse.progress()
+
+    def _blame(self, error: Exception, where: str) -> None:
+        self._tally.consecutive_errors += 1
+        count = self._tally.consecutive_errors
+        log.error("%s: error %d of %d in a row", where, count, MAX_ERRORS, exc_info=error)
+
+    def _status(self) -> str:
+        return "healthy" if self._proven else "pending"
+
+    def _ending(self) -> bool:
+        return self._stop or self._pulse.lost
+
+    def _interruptibly(self, action: Callable[[], _Result]) -> _Result:
+        """Run what no job depends on: a signal raises Stop in it."""
+        try:
+            self._interruptible = True
+            if self._stop:
+                raise Stop
+            return action()
+        finally:
+            self._interruptible = False
+
+    def _catch_signals(self) -> None:
+        for number in SIGNALS:
+            signal.signal(number, self._on_signal)
+        # The handler waits for the main thread, which may be in a long call into C; the pulse hears
+        # of the signal at once, and extends the stop timeout meanwhile.
+        signal.set_wakeup_fd(self._pulse.bell.fd, warn_on_full_buffer=False)
+        os.register_at_fork(after_in_child=self._forget)
+
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        self._stop = True
+        self._bell.ring()
+        if self._interruptible:
+            self._interruptible = False
+            raise Stop
+
+    def _forget(self) -> None:
+        """In a forked child: it is not the worker, must not hold its pipe and dies of SIGTERM."""
+        signal.set_wakeup_fd(-1)
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
+        self._pulse.close()

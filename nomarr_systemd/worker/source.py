@@ -1,0 +1,49 @@
+"""Where a worker's jobs come from. A job is a text; the loop asks for one, claims it, and says
+what became of it. Queues and claims in a store are such a source; so is a worker's own next_job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+
+class Source(Protocol):
+    """Any of these may raise NotReady (the store is away): the worker backs off and asks again."""
+
+    def discover(self) -> str | None:
+        """A job that looks free, or None: there is nothing to do."""
+
+    def claim(self, job: str) -> bool:
+        """False: another worker was faster."""
+
+    def complete(self, job: str) -> None: ...
+
+    def fail(self, job: str, error: Exception) -> None: ...
+
+    def release(self, job: str) -> None:
+        """The job was not begun, or not well: somebody may take it again."""
+
+
+class OwnJobs:
+    """The jobs of a worker that finds them itself: nobody else claims them."""
+
+    def __init__(self, next_job: Callable[[], str | None]) -> None:
+        self._next_job = next_job
+        self._released: str | None = None
+
+    def discover(self) -> str | None:
+        job, self._released = self._released, None
+        return self._next_job() if job is None else job
+
+    def claim(self, job: str) -> bool:  # noqa: ARG002  # the protocol's
+        return True
+
+    def complete(self, job: str) -> None:
+        pass
+
+    def fail(self, job: str, error: Exception) -> None:
+        pass
+
+    def release(self, job: str) -> None:
+        self._released = job

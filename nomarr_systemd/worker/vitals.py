@@ -1,0 +1,73 @@
+"""What a worker says of itself: its condition, its counts, and both in one line for people."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from nomarr_systemd.core.quoting import escape
+
+
+class Condition(NamedTuple):
+    """What the worker is at. Replaced whole, so that a reader in another thread sees one state."""
+
+    status: str
+    phase: str
+    job: str | None = None
+    note: str = ""
+
+
+class Tally:
+    """Counts of one run; the average is of jobs that were done, 0.8·old + 0.2·new."""
+
+    __slots__ = (
+        "avg_time_s",
+        "claim_conflicts",
+        "consecutive_errors",
+        "discovery_attempts",
+        "files_processed",
+    )
+
+    def __init__(self) -> None:
+        self.discovery_attempts = 0
+        self.claim_conflicts = 0
+        self.files_processed = 0
+        self.consecutive_errors = 0
+        self.avg_time_s = 0.0
+
+    def count_done(self, seconds: float) -> None:
+        first = self.files_processed == 0
+        self.avg_time_s = seconds if first else 0.8 * self.avg_time_s + 0.2 * seconds
+        self.files_processed += 1
+        self.consecutive_errors = 0
+
+    def metrics(self) -> dict[str, float]:
+        return {
+            "discovery_attempts": self.discovery_attempts,
+            "claim_conflicts": self.claim_conflicts,
+            "files_processed": self.files_processed,
+            "consecutive_errors": self.consecutive_errors,
+            "avg_time_s": round(self.avg_time_s, 3),
+        }
+
+
+def describe(condition: Condition, tally: Tally, *, ending: str) -> str:
+    """systemd's STATUS= text: one line whatever the job is called, and never long."""
+    words = [ending] if ending and condition.phase != "stopping" else []
+    if condition.status in ("recovering", "pending") and condition.phase != "loading_models":
+        words.append(condition.status)
+    phase = condition.phase.replace("_", " ")
+    words.append(f"{phase} {_cut(condition.job)}" if condition.job else phase)
+    if condition.note:
+        words.append(_cut(condition.note))
+    text = ": ".join(words)
+    if tally.files_processed:
+        text += f"; {tally.files_processed} done, {tally.avg_time_s:.2f} s on average"
+    if tally.consecutive_errors:
+        text += f"; {tally.consecutive_errors} errors in a row"
+    return text
+
+
+def _cut(text: str) -> str:
+    """The end of a long text: that is where paths differ."""
+    text = escape(text)
+    return text if len(text) <= 120 else "…" + text[-119:]

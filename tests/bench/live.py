@@ -1,0 +1,176 @@
+"""From a death to the next run, under a real systemd: our way beside ``Restart=always``.
+
+Every worker, ours or native, says on one FIFO when it starts; what is measured lies between the
+kill and that line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import statistics
+import time
+from collections.abc import Callable, Iterator
+
+from tests.bench.timing import report
+from tests.systemd.lab import Lab
+
+ROUNDS = 15
+MANY = 200
+WORKER = """\
+#!/bin/sh
+echo $1 > {fifo}
+systemd-notify --ready --pid=$$
+while :; do sleep 1000; done
+"""
+CONFIG = """\
+[policy]
+backoff_base_s = 0
+max_restarts = 100
+window_s = 0.001
+max_lifetime_restarts = 0
+
+[health]
+startup_timeout_s = 3600
+staleness_interval_s = 3600
+frame_interval_s = 3000
+
+[pool.tag]
+workers = {many}
+command = ["{worker}", "ours"]
+watchdog_s = 3600
+
+[pool.hang]
+workers = 1
+command = ["{worker}", "hang"]
+watchdog_s = 1
+"""
+NATIVE = """\
+[Unit]
+StartLimitIntervalSec=0
+[Service]
+Type=notify
+NotifyAccess=all
+ExecStart={program} native
+Restart=always
+RestartSec=0
+KillMode=mixed
+WatchdogSec={watchdog_s}
+TimeoutAbortSec=10
+LimitCORE=0
+"""
+
+
+class Starts:
+    """The FIFO on which workers announce themselves."""
+
+    def __init__(self, path: str) -> None:
+        os.mkfifo(path)
+        self._fd = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+
+    def wait_for(self, count: int, timeout_s: float = 120.0) -> float:
+        """When the last of so many starts was announced."""
+        ends = time.monotonic() + timeout_s
+        seen = 0
+        while seen < count:
+            if not select.select([self._fd], [], [], max(0.0, ends - time.monotonic()))[0]:
+                raise SystemExit(f"only {seen} of {count} workers came back")
+            seen += os.read(self._fd, 65536).count(b"\n")
+        return time.monotonic()
+
+
+@contextlib.contextmanager
+def make_lab() -> Iterator[tuple[Lab, Starts]]:
+    with Lab() as lab:
+        fifo = f"{lab.directory}/starts"
+        starts = Starts(fifo)
+        worker = lab.write_program("worker", WORKER.replace("{fifo}", fifo))
+        for name, watchdog_s in (("native", 3600), ("nhang", 1)):
+            text = NATIVE.replace("{program}", worker).replace("{watchdog_s}", str(watchdog_s))
+            lab.write_unit(f"{name}@.service", text)
+        config = CONFIG.replace("{many}", str(MANY))
+        lab.install(config.replace("{worker}", worker))
+        lab.systemctl("start", "nomarr-controller.socket")
+        yield lab, starts
+
+
+def time_crash(lab: Lab, starts: Starts, unit: str) -> float:
+    pid = int(lab.get(unit, "MainPID"))
+    begun = time.monotonic()
+    os.kill(pid, signal.SIGKILL)
+    taken = starts.wait_for(1) - begun
+    lab.wait_until(unit, "active")
+    return taken
+
+
+def measure_crash(lab: Lab, starts: Starts) -> None:
+    ours, native = "nomarr-worker@tag-0.service", "native@0.service"
+    for unit in (ours, native):
+        lab.systemctl("start", unit)
+        starts.wait_for(1)
+    controller = "nomarr-controller.service"
+
+    def asleep() -> float:
+        lab.systemctl("stop", controller)
+        return time_crash(lab, starts, ours)
+
+    contenders: dict[str, Callable[[], float]] = {
+        "native": lambda: time_crash(lab, starts, native),
+        "asleep": asleep,
+        "awake": lambda: time_crash(lab, starts, ours),
+    }
+    taken: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in range(ROUNDS):
+        for name, contender in contenders.items():
+            taken[name].append(contender())
+    floor, slow, quick = (statistics.median(times) for times in taken.values())
+    report("crash to running, native Restart=always", f"{floor * 1e3:.0f} ms")
+    report(
+        "  ours, controller awake", f"{quick * 1e3:.0f} ms, {quick / floor:.2f}", "bar 2, aim 1.5"
+    )
+    report("  ours, controller asleep", f"{slow * 1e3:.0f} ms, {slow / floor:.2f}", "bar 6, aim 4")
+    lab.systemctl("stop", ours, native)
+
+
+def measure_hang(lab: Lab, starts: Starts) -> None:
+    """A worker that hangs from its start on, with a watchdog of one second."""
+    figures = []
+    for unit in ("nhang@0.service", "nomarr-worker@hang-0.service"):
+        lab.systemctl("start", unit)
+        begun = starts.wait_for(1)
+        times = []
+        for _ in range(4):
+            ended = starts.wait_for(1)
+            times.append(ended - begun)
+            begun = ended
+        lab.systemctl("stop", unit)
+        figures.append(statistics.median(times))
+    native, ours = figures
+    report("hang to running, native, WatchdogSec=1", f"{native * 1e3:.0f} ms")
+    report("  ours", f"{ours * 1e3:.0f} ms, {ours / native:.2f}", "bar 1.15")
+
+
+def measure_many(lab: Lab, starts: Starts) -> None:
+    figures = []
+    for name in ("native@{}.service", "nomarr-worker@tag-{}.service"):
+        units = [name.format(number) for number in range(MANY)]
+        lab.systemctl("start", *units, timeout_s=120)
+        starts.wait_for(MANY)
+        text = lab.systemctl("show", "--property=MainPID", "--value", *units)
+        pids = [int(line) for line in text.split()]
+        begun = time.monotonic()
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        figures.append(starts.wait_for(MANY) - begun)
+    native, ours = figures
+    report(f"{MANY} killed at once, all running, native", f"{native:.2f} s")
+    report("  ours", f"{ours:.2f} s, {ours / native:.2f}")
+
+
+def measure() -> None:
+    with make_lab() as (lab, starts):
+        measure_crash(lab, starts)
+        measure_hang(lab, starts)
+        measure_many(lab, starts)

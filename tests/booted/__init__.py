@@ -1,0 +1,1 @@
+"""Tests on a whole booted system: what a private manager cannot show."""

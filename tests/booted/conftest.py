@@ -1,0 +1,70 @@
+"""One machine for each module of tests: it boots in a second, but starts more slowly than a test.
+Its journal is shown when a test fails.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.booted import installed
+from tests.booted.machine import Machine, MachineUnavailable
+
+
+@pytest.fixture(scope="session")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Our system, ready to be copied onto a root."""
+    root = tmp_path_factory.mktemp("installed") / "root"
+    try:
+        installed.lay_out(root)
+    except MachineUnavailable as error:
+        pytest.skip(str(error))
+    return root
+
+
+@pytest.fixture(scope="module")
+def machine(tree: Path) -> Iterator[Machine]:
+    """Booted, our system installed, nothing configured."""
+    try:
+        machine = Machine(tree)
+    except MachineUnavailable as error:
+        pytest.skip(str(error))
+    try:
+        machine.boot()
+        installed.set_up(machine)
+        yield machine
+    finally:
+        machine.end()
+
+
+@pytest.fixture(autouse=True)
+def no_child_is_left(machine: Machine) -> Iterator[None]:
+    """In place of the one for every tier: a reboot changes the machine's own processes."""
+    before = _children() - machine.processes
+    yield
+    left = _children() - machine.processes - before
+    assert not left, f"left running: {left}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    machine = getattr(item, "funcargs", {}).get("machine")
+    if report.when != "teardown" and report.failed and isinstance(machine, Machine):
+        said = machine.journal("--output=short-precise", "--lines=400")
+        report.sections.append(("machine: the end of the journal", said))
+    return report
+
+
+def _children() -> set[int]:
+    tasks = Path("/proc/self/task")
+    return {
+        int(pid)
+        for task in os.listdir(tasks)
+        for pid in (tasks / task / "children").read_text().split()
+    }

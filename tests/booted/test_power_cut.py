@@ -1,0 +1,82 @@
+"""A power cut at any step of a failure: after the boot, ledger and machine agree."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.booted.installed import WORKERS
+from tests.booted.machine import Machine, unit_of
+
+# What can be seen from outside when the power goes.
+MOMENTS = ("killed", "failed", "pending", "booked", "carried-out")
+CONFIG = f"""\
+[policy]
+backoff_jitter = 0
+
+[pool.back]
+workers = {len(MOMENTS)}
+command = ["{WORKERS}/steady", "0"]
+
+[pool.back.policy]
+backoff_base_s = 0.5
+
+[pool.last]
+workers = {len(MOMENTS)}
+command = ["{WORKERS}/steady", "0"]
+
+[pool.last.policy]
+max_restarts = 0
+"""
+
+
+@pytest.fixture(autouse=True)
+def configured(machine: Machine) -> None:
+    if not machine.path("/etc/nomarr/nomarr.toml").exists():
+        machine.apply(CONFIG)
+
+
+def wait_for_moment(machine: Machine, moment: str, name: str, died: str) -> None:
+    def is_now() -> bool:
+        record = machine.account(name).find(died)
+        match moment:
+            case "killed":
+                return True
+            case "failed":
+                return not os.path.lexists(
+                    machine.path(f"/run/systemd/units/invocation:{unit_of(name)}")
+                )
+            case "pending":
+                return machine.path(f"/run/nomarr/pending/{died}").exists() or record is not None
+            case "booked":
+                return record is not None
+            case _:
+                return record is not None and record.effect != "pending"
+
+    machine.wait_for(is_now, f"{name} is {moment}")
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("pool", ["back", "last"])
+def test_a_power_cut_during_a_failure(machine: Machine, pool: str, moment: str) -> None:
+    name = f"{pool}-{MOMENTS.index(moment)}"
+    machine.wait_until_running(name)
+    died = machine.kill(name)
+    wait_for_moment(machine, moment, name, died)
+    machine.power_cut()
+    machine.boot()
+
+    machine.systemctl("start", "nomarr-reconcile.service")
+    machine.wait_until_settled(name)
+    account = machine.account(name)
+    assert [record.invocation for record in account.records] in ([died], [])
+    if moment in ("booked", "carried-out"):
+        assert account.records  # before the commit, the failure may go with the power
+    shown = machine.show(name, "ActiveState", "LoadState")
+    if pool == "last" and account.records:
+        assert shown == {"ActiveState": "inactive", "LoadState": "masked"}
+        assert account.failure_reason
+    else:
+        machine.wait_until_running(name, after=died)
+        assert account.restart_count == len(account.records)

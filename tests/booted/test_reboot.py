@@ -1,0 +1,111 @@
+"""What outlives a reboot, and what a shutdown must not leave: masks, backoffs, pauses, counts.
+
+Each test has a pool of its own name, and so an account of its own.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.booted.installed import WORKERS
+from tests.booted.machine import Machine, unit_of
+
+
+def configure(machine: Machine, pool: str, program: str, policy: str, workers: int = 1) -> None:
+    command = ", ".join(f'"{word}"' for word in f"{WORKERS}/{program}".split())
+    machine.apply(
+        f"[policy]\nbackoff_jitter = 0\n{policy}\n"
+        f"[pool.{pool}]\nworkers = {workers}\ncommand = [{command}]\n"
+    )
+
+
+def read_boot_id(machine: Machine) -> str:
+    return machine.path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", "")
+
+
+def test_a_mask_and_its_reason_stay(machine: Machine) -> None:
+    configure(machine, "loop", "crasher", "backoff_base_s = 0.05\nmax_restarts = 2")
+    machine.wait_for(lambda: machine.get("loop-0", "LoadState") == "masked", "loop-0 is masked")
+    machine.wait_until_settled("loop-0")
+    before = machine.account("loop-0")
+    assert [record.action for record in before.records] == ["restart", "restart", "fail"]
+    shown_by_systemd = machine.systemctl("status", "--full", unit_of("loop-0"), check=False)
+    assert "Masked: 2 restarts within 5 min, the limit is 2." in shown_by_systemd
+
+    machine.reboot()
+    assert machine.account("loop-0") == before
+    shown = machine.status("loop-0")
+    assert (shown["unit"], shown["next"]) == ("masked", "2 restarts within 5 min, the limit is 2")
+    assert machine.get("loop-0", "LoadState") == "masked"
+    entry = machine.journal("--catalog", "NOMARR_DECISION=fail")
+    assert "Subject: Worker loop-0 failed for good and is masked" in entry
+    assert "nomarrctl reset --start loop-0" in entry
+
+    machine.path("/run/mended").touch()
+    machine.run("nomarrctl", "reset", "--start", "loop-0")
+    machine.wait_until_running("loop-0")
+    account = machine.account("loop-0")
+    assert (account.restart_count, account.failure_reason) == (0, None)
+    machine.wait_for(
+        lambda: machine.status("loop-0")["health"] == "healthy", "its health is judged again"
+    )
+
+
+@pytest.mark.parametrize(("pool", "backoff_s"), [("patient", 60), ("due", 1)])
+def test_a_reboot_during_a_backoff_is_counted_once(
+    machine: Machine, pool: str, backoff_s: int
+) -> None:
+    name = f"{pool}-0"
+    configure(machine, pool, "steady 0", f"backoff_base_s = {backoff_s}")
+    machine.wait_until_running(name)
+    died = machine.kill(name)
+    machine.wait_for(
+        lambda: (found := machine.account(name).find(died)) and found.effect == "scheduled",
+        "the restart is scheduled",
+    )
+    boot_id = read_boot_id(machine)
+
+    machine.reboot()
+    assert read_boot_id(machine) != boot_id
+    machine.wait_until_running(name, after=died)
+    machine.wait_until_settled(name)
+    account = machine.account(name)
+    assert [(each.invocation, each.boot_id) for each in account.records] == [(died, boot_id)]
+    assert account.restart_count == 1
+    assert machine.get(f"nomarr-restart@{name}.timer", "ActiveState") == "inactive"
+
+
+def test_paused_workers_stay_down(machine: Machine) -> None:
+    configure(machine, "rest", "steady 0", "backoff_base_s = 0.05", workers=2)
+    machine.wait_until_running("rest-0", "rest-1")
+    died = machine.kill("rest-0")
+    machine.wait_until_running("rest-0", after=died)
+    machine.systemctl("restart", "nomarr-reconcile.service")  # it sees that the restart is done
+    machine.wait_until_settled("rest-0")
+    counted = machine.account("rest-0")
+    machine.run("nomarrctl", "pause", "rest")
+
+    machine.reboot()
+    for name in ("rest-0", "rest-1"):
+        assert machine.get(name, "ActiveState") == "inactive"
+        assert machine.get(name, "ConditionResult") == "no"
+    machine.run("nomarrctl", "resume", "rest")
+    machine.wait_until_running("rest-0", "rest-1")
+    assert machine.account("rest-0") == counted
+    assert machine.account("rest-1").records == []
+
+
+def test_workers_that_a_shutdown_ends_badly_are_not_counted(machine: Machine) -> None:
+    configure(machine, "sore", "steady 1", "backoff_base_s = 0.05", workers=3)
+    names = ("sore-0", "sore-1", "sore-2")
+    machine.wait_until_running(*names)
+
+    machine.reboot()
+    machine.wait_until_running(*names)
+    ended = machine.journal("--boot=-1", "--unit", unit_of("sore-0"))
+    assert "Failed with result 'exit-code'" in ended
+    machine.systemctl("start", "nomarr-reconcile.service")
+    for name in names:
+        account = machine.account(name)
+        assert account.restart_count == 0
+        assert {record.action for record in account.records} <= {"ignore"}

@@ -1,0 +1,260 @@
+"""Ending a worker: the right process, once, and for certain; nobody else, whatever changes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import pytest
+
+from nomarr_systemd.core.health import State
+from nomarr_systemd.supervisor import witness
+from nomarr_systemd.supervisor.inquiry import Answer
+from nomarr_systemd.supervisor.killer import Killer, Target, open_process, strike
+from nomarr_systemd.supervisor.loop import Loop
+from nomarr_systemd.supervisor.witness import Facts, compare, read_facts, stands_still
+from tests.process.supervision import PATIENCE_S
+
+RUN = "a" * 32
+STUBBORN = """
+import os, signal, sys
+signal.signal(signal.SIGABRT, lambda *_: os.write(1, b"abrt"))
+os.write(1, b"here")
+while True:
+    signal.pause()
+"""
+
+
+class Child:
+    """A real process that is ended at the end."""
+
+    def __init__(self, code: str) -> None:
+        self.process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+        assert self.process.stdout
+        self.said = self.process.stdout
+        assert os.read(self.said.fileno(), 4) == b"here"
+        self.pid = self.process.pid
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.said.close()
+
+
+@pytest.fixture
+def plain() -> Iterator[Child]:
+    child = Child("import os, signal; os.write(1, b'here'); signal.pause()")
+    yield child
+    child.close()
+
+
+@pytest.fixture
+def stubborn() -> Iterator[Child]:
+    child = Child(STUBBORN)
+    yield child
+    child.close()
+
+
+class Trial(NamedTuple):
+    """A killer whose systemd answers what it is told to."""
+
+    loop: Loop
+    killer: Killer
+    asked: list[str]
+    struck: list[str]
+    heard: list[Facts]
+
+    def condemn(self) -> None:
+        target = Target(
+            "u.service",
+            RUN,
+            "worker:tag:0",
+            lambda: self.struck.append("struck"),
+            self.heard.append,
+        )
+        self.killer.condemn(target)
+
+    def turn_until(self, what: Callable[[], bool]) -> None:
+        self.loop.at(time.monotonic() + PATIENCE_S, self._give_up)
+        while not what():
+            self.loop.turn()
+
+    def _give_up(self) -> None:
+        raise AssertionError("it did not happen in time")
+
+
+@pytest.fixture
+def trial() -> Iterator[Callable[..., Trial]]:
+    loop = Loop()
+
+    def make(*answers: Facts | None, grace_s: float = 60.0) -> Trial:
+        asked: list[str] = []
+
+        def ask(unit: str, answer: Answer) -> None:
+            facts = answers[min(len(asked), len(answers) - 1)]
+            asked.append(unit)
+            loop.soon(lambda: answer(facts))
+
+        return Trial(loop, Killer(loop, ask, grace_s=grace_s), asked, [], [])
+
+    yield make
+    loop.close()
+
+
+def test_sigabrt_ends_it(plain: Child, trial: Callable[..., Trial]) -> None:
+    facts = Facts(plain.pid, RUN, "active")
+    one = trial(facts)
+    one.condemn()
+    one.condemn()  # once is enough
+    one.turn_until(lambda: plain.process.poll() is not None)
+    assert plain.process.returncode == -signal.SIGABRT
+    assert one.asked == ["u.service", "u.service"]
+    assert one.struck == ["struck"]
+    assert one.heard == [facts]
+
+
+def test_a_stopped_process_is_ended_too(plain: Child, trial: Callable[..., Trial]) -> None:
+    os.kill(plain.pid, signal.SIGSTOP)
+    os.waitpid(plain.pid, os.WUNTRACED)
+    one = trial(Facts(plain.pid, RUN, "active"))
+    one.condemn()
+    one.turn_until(lambda: plain.process.poll() is not None)
+    assert plain.process.returncode == -signal.SIGABRT
+
+
+def test_sigkill_follows_after_a_grace(stubborn: Child, trial: Callable[..., Trial]) -> None:
+    one = trial(Facts(stubborn.pid, RUN, "active"), grace_s=0.2)
+    one.condemn()
+    started = time.monotonic()
+    one.turn_until(lambda: stubborn.process.poll() is not None)
+    assert os.read(stubborn.said.fileno(), 4) == b"abrt"
+    assert stubborn.process.returncode == -signal.SIGKILL
+    assert time.monotonic() - started >= 0.2
+
+
+def count_pidfds() -> int:
+    count = 0
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            count += "[pidfd]" in os.readlink(f"/proc/self/fd/{fd}")
+    return count
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"pid": 0},
+        {"invocation": "b" * 32},
+        {"active": "deactivating"},
+        {"active": "failed"},
+        {"active": ""},
+    ],
+)
+@pytest.mark.parametrize("when", ["at once", "after the pidfd was opened"])
+def test_nobody_else_is_hit(
+    plain: Child, trial: Callable[..., Trial], change: dict[str, object], when: str
+) -> None:
+    before = count_pidfds()
+    right = Facts(plain.pid, RUN, "active")
+    wrong = right._replace(**change)  # type: ignore[arg-type]
+    one = trial(wrong) if when == "at once" else trial(right, wrong)
+    one.condemn()
+    done = [1, 2][when != "at once"]
+    one.turn_until(lambda: len(one.asked) == done)
+    one.loop.soon(lambda: None)
+    one.loop.turn()
+    assert one.struck == []
+    assert plain.process.poll() is None
+    assert count_pidfds() == before, "a pidfd was left open"
+
+
+def test_another_process_in_its_place_is_not_hit(
+    plain: Child, stubborn: Child, trial: Callable[..., Trial]
+) -> None:
+    one = trial(Facts(plain.pid, RUN, "active"), Facts(stubborn.pid, RUN, "active"))
+    one.condemn()
+    one.turn_until(lambda: len(one.asked) == 2)
+    one.loop.soon(lambda: None)
+    one.loop.turn()
+    assert one.struck == []
+    assert (plain.process.poll(), stubborn.process.poll()) == (None, None)
+
+
+def test_a_pardon_in_time_spares_it(plain: Child, trial: Callable[..., Trial]) -> None:
+    one = trial(Facts(plain.pid, RUN, "active"))
+    one.condemn()
+    one.loop.turn()
+    one.killer.pardon(RUN)
+    one.loop.turn()
+    assert (one.struck, plain.process.poll()) == ([], None)
+
+
+def test_a_systemd_that_does_not_answer_is_asked_again(
+    plain: Child, trial: Callable[..., Trial], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nomarr_systemd.supervisor.killer.RETRY_S", 0.05)
+    facts = Facts(plain.pid, RUN, "active")
+    one = trial(None, facts, None, facts)
+    one.condemn()
+    one.turn_until(lambda: plain.process.poll() is not None)
+    assert len(one.asked) == 5
+
+
+def test_a_process_that_is_gone(plain: Child, trial: Callable[..., Trial]) -> None:
+    pidfd = open_process(plain.pid)
+    assert pidfd is not None
+    plain.process.kill()
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    assert poll.poll(PATIENCE_S * 1000)
+    assert strike(pidfd, signal.SIGABRT)  # not waited for yet: there, and beyond harm
+    plain.process.wait()
+    assert not strike(pidfd, signal.SIGABRT)
+    assert open_process(plain.pid) is None
+    os.close(pidfd)
+    one = trial(Facts(plain.pid, RUN, "active"))
+    one.condemn()
+    one.turn_until(lambda: len(one.asked) == 1)
+    assert one.struck == []
+
+
+def test_facts_from_what_systemctl_shows() -> None:
+    shown = {
+        "MainPID": "12",
+        "InvocationID": RUN,
+        "ActiveState": "active",
+        "WatchdogTimestampMonotonic": "2500000",
+    }
+    assert read_facts(shown) == Facts(12, RUN, "active", 2.5)
+    assert read_facts({}) == Facts()
+    assert read_facts({"MainPID": "-1", "WatchdogTimestampMonotonic": "x"}) == Facts()
+
+
+def test_the_two_witnesses() -> None:
+    silent = State("worker:tag:0", "unhealthy", at=100.0, misses=1)
+
+    def name(facts: Facts, frames: int = 5, invocation: str = RUN) -> str:
+        return compare(facts, silent, frames=frames, invocation=invocation, staleness_s=5.0)
+
+    fed = Facts(1, RUN, "active", 103.0)
+    assert name(fed) == witness.WEDGED
+    assert name(fed._replace(fed_at=99.0)) == ""
+    assert name(fed._replace(fed_at=100.1)) == "", "sent together, seen one after the other"
+    assert name(fed, frames=0) == witness.BLIND
+    assert name(fed._replace(active="activating"), frames=0) == ""
+    assert name(fed, invocation="b" * 32) == ""
+
+
+def test_a_frame_that_stands_still() -> None:
+    assert stands_still(b'HEALTH|{"progress_age_s":300.5}', 300)
+    assert stands_still(b'HEALTH|{"progress_age_s": 301}', 300)
+    assert not stands_still(b'HEALTH|{"progress_age_s":299}', 300)
+    assert not stands_still(b'HEALTH|{"progress_age_s":999}', 0)
+    assert not stands_still(b"HEALTH|{}", 300)

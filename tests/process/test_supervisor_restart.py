@@ -1,0 +1,355 @@
+"""Kills, restarts and reloads of the supervisor: no worker notices, no frame is lost or doubled."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from nomarr_systemd.core.model import HealthRules
+from nomarr_systemd.supervisor.loop import Loop
+from nomarr_systemd.supervisor.main import read_config
+from nomarr_systemd.supervisor.memory import Memory
+from nomarr_systemd.supervisor.service import Supervisor
+from tests.process.supervision import PATIENCE_S, Lab, Live, make_lab, status_of
+
+CALM = HealthRules(staleness_interval_s=3600, startup_timeout_s=3600)
+
+
+@pytest.fixture
+def lab() -> Iterator[Lab]:
+    with make_lab() as lab:
+        yield lab
+
+
+def sequences(events: list[dict[str, Any]]) -> list[int]:
+    """The sequence numbers of all frames in events of the frames topic."""
+    lines = [line for event in events for line in event.get("frames", [])]
+    return [json.loads(line.removeprefix("HEALTH|"))["seq"] for line in lines]
+
+
+def read_all(live: Live) -> list[dict[str, Any]]:
+    """Everything up to the end of the connection."""
+    events = []
+    while line := live._file.readline():
+        if not line.endswith(b"\n"):
+            break  # cut by the kill: nobody can have understood it
+        events.append(json.loads(line))
+    return events
+
+
+def holds(last: int) -> Any:
+    return lambda event: last in sequences([event])
+
+
+def test_frames_written_while_it_was_away_are_seen_once(lab: Lab) -> None:
+    lab.configure(tag=1, health=CALM)
+    lab.start()
+    lab.begin_run("tag-0")
+    writer = lab.writer("tag-0")
+    events = lab.subscribe("worker:*:frames")
+    writer.frame()
+    seen = events.until(holds(1))
+    lab.kill()
+    for _ in range(5):
+        writer.frame()  # no EPIPE: the reading end lives in the store
+    lab.start()
+    again = lab.subscribe("worker:*:frames")
+    seen += again.until(holds(6))
+    writer.frame()
+    seen += again.until(holds(7))
+    assert sequences(seen) == [1, 2, 3, 4, 5, 6, 7]
+    assert lab.snapshot()["worker:tag:0"]["status"] == "healthy"
+    assert "no frames" not in lab.said()
+    assert sorted(map(len, lab.manager.stored.values())) == [1, 1]
+
+
+def test_who_waits_for_it_is_served_first(lab: Lab) -> None:
+    """A subscriber that comes back while nobody is there waits in the stored socket."""
+    lab.configure(tag=3, health=CALM)
+    lab.start()
+    writers = []
+    for n in range(3):
+        lab.begin_run(f"tag-{n}")
+        writers.append(lab.writer(f"tag-{n}"))
+    events = lab.subscribe("worker:*:frames")
+    seen: list[dict[str, Any]] = []
+    for _ in range(10):
+        # Until it is taken a connection belongs to the stored socket, and no kill ends it.
+        seen += [events.read() for _ in range(3)]
+        for writer in writers:
+            writer.frame()
+        lab.kill(signal.SIGKILL)
+        seen += read_all(events)
+        events = lab.subscribe("worker:*:frames")
+        lab.start()
+    for writer in writers:
+        writer.frame()
+        seen += events.until(holds(writer.seq))
+    for n in range(3):
+        mine = [event for event in seen if event["topic"] == f"worker:tag:{n}:frames"]
+        numbers = sequences(mine)
+        assert numbers == sorted(set(numbers)), "a frame came twice"
+        # A kill may interrupt one read; here there is one frame in each.
+        missing = set(range(1, 12)) - set(numbers)
+        assert len(missing) <= 10
+    total = len({(event["topic"], n) for event in seen for n in sequences([event])})
+    assert total >= 3 * 11 - 10, "one kill may cost one read, not more"
+
+
+def test_a_clean_restart_interrupts_nothing(lab: Lab) -> None:
+    lab.configure(tag=1, health=CALM)
+    lab.start()
+    lab.begin_run("tag-0")
+    writer = lab.writer("tag-0")
+    seen: list[dict[str, Any]] = []
+    events = lab.subscribe("worker:*:frames")
+    for _ in range(10):
+        seen.append(events.read())
+        for _ in range(50):
+            writer.frame()
+        assert lab.kill(signal.SIGTERM) == 0
+        seen += read_all(events)
+        events = lab.subscribe("worker:*:frames")
+        lab.start()
+    writer.frame()
+    seen += events.until(holds(501))
+    assert sequences(seen) == list(range(1, 502))
+    assert lab.manager.count("STOPPING=1") == 10
+
+
+def test_what_died_meanwhile_is_found_at_the_start(lab: Lab) -> None:
+    lab.configure(tag=2, health=CALM)
+    lab.start()
+    first = [lab.begin_run(f"tag-{n}") for n in range(2)]
+    writers = [lab.writer(f"tag-{n}") for n in range(2)]
+    events = lab.subscribe()
+    for writer in writers:
+        writer.frame(job="a")
+        events.until(status_of("healthy", writer.component_id))
+    lab.kill()
+    for writer in writers:
+        writer.frame(job="b")
+        writer.close()
+    lab.end_run("tag-0")
+    second = lab.begin_run("tag-1")
+    lab.start()
+    shown = lab.snapshot()
+    assert shown["worker:tag:0"]["status"] == "crashed"
+    assert shown["worker:tag:0"]["last_crash"]["invocation"] == first[0]
+    assert shown["worker:tag:1"]["status"] == "starting"
+    assert shown["worker:tag:1"]["invocation"] == second
+    assert shown["worker:tag:1"]["last_crash"]["invocation"] == first[1]
+    live = lab.live()
+    for n in range(2):
+        answer = live.ask(op="label", component=f"tag-{n}", invocation=first[n])
+        assert answer == {"ok": True, "label": "", "job": "b"}
+
+
+def test_it_still_knows_what_it_was_told(lab: Lab) -> None:
+    lab.configure(tag=2, health=CALM)
+    lab.start()
+    live = lab.live()
+    assert live.ask(op="set_failed", component="worker:tag:0") == {"ok": True}
+    told = {"component": "tag-1", "invocation": "a" * 32, "cause": "killed by SIGSEGV"}
+    assert live.ask(op="crashed", decision="restart after 1 s", **told)["ok"]
+    lab.kill()
+    lab.start()
+    shown = lab.snapshot()
+    assert shown["worker:tag:0"]["status"] == "failed"
+    assert shown["worker:tag:1"]["last_crash"]["error"] == "killed by SIGSEGV"
+    assert shown["worker:tag:1"]["last_crash"]["decision"] == "restart after 1 s"
+    live = lab.live()
+    assert live.ask(op="reset", component="worker:tag:0") == {"ok": True}
+    lab.kill()
+    lab.start()
+    assert lab.snapshot()["worker:tag:0"]["status"] == "stopped"
+
+
+def test_a_reload_adds_and_removes_pipes(lab: Lab) -> None:
+    lab.configure(tag=2, health=CALM)
+    lab.start()
+    lab.begin_run("tag-0")
+    kept, dropped = lab.writer("tag-0"), lab.writer("tag-1")
+    events = lab.subscribe()
+    kept.frame()
+    events.until(status_of("healthy"))
+    lab.configure(tag=1, library=1, health=CALM)
+    lab.reload()
+    assert sorted(os.listdir(lab.paths.health)) == ["library-0", "tag-0"]
+    assert lab.manager.stored.keys() == {"tag-0", "library-0", "live.sock"}
+    with pytest.raises(BrokenPipeError):
+        dropped.frame()
+    assert events.until(status_of("stopped", "worker:library:0"))
+    kept.frame(job="still here")
+    assert events.until(status_of("healthy"))[-1]["worker"]["seq"] == 2
+    lab.begin_run("library-0")
+    lab.writer("library-0").frame()
+    events.until(status_of("healthy", "worker:library:0"))
+    reloading = [text for text in lab.manager.messages if "RELOADING=1" in text]
+    assert len(reloading) == 1
+    assert re.search(r"MONOTONIC_USEC=\d+", reloading[0])
+    lab.configure(tag=2, library=1, health=CALM)
+    lab.reload()
+    lab.begin_run("tag-1")
+    lab.writer("tag-1").frame()
+    events.until(status_of("healthy", "worker:tag:1"))
+
+
+def test_a_broken_configuration_changes_nothing(lab: Lab) -> None:
+    lab.configure(tag=1, health=CALM)
+    lab.start()
+    lab.begin_run("tag-0")
+    writer = lab.writer("tag-0")
+    with open(lab.paths.resolved, "w", encoding="ascii") as file:
+        file.write("{")
+    lab.reload()
+    assert lab.snapshot().keys() == {"worker:tag:0"}
+    lab.kill()
+    lab.start()  # what was stored is all it knows, and is enough
+    events = lab.subscribe()
+    writer.frame()
+    events.until(status_of("healthy", "worker:tag:0"))
+    assert "run nomarrctl apply" in lab.said()
+
+
+def test_stored_pipes_that_are_not_wanted_or_not_in_place_are_given_up(lab: Lab) -> None:
+    lab.configure(tag=3)
+    lab.start()
+    lab.kill()
+    os.unlink(f"{lab.paths.health}/tag-1")
+    lab.configure(tag=2)
+    lab.start()
+    assert sorted(os.listdir(lab.paths.health)) == ["tag-0", "tag-1"]
+    lab.manager.wait_for(lambda _: lab.manager.stored.keys() == {"tag-0", "tag-1", "live.sock"})
+    lab.begin_run("tag-1")
+    events = lab.subscribe()
+    lab.writer("tag-1").frame()
+    events.until(status_of("healthy", "worker:tag:1"))
+
+
+def test_it_can_be_killed_again_and_again(lab: Lab) -> None:
+    lab.configure(tag=20, health=CALM)
+    lab.start()
+    writers = []
+    for n in range(20):
+        lab.begin_run(f"tag-{n}")
+        writers.append(lab.writer(f"tag-{n}"))
+    for turn in range(10):
+        lab.kill()
+        for writer in writers:
+            writer.frame()
+        lab.start()
+        if turn % 2:
+            lab.snapshot()
+    events = lab.subscribe()
+    for writer in writers:
+        writer.frame(job="last")
+    left = {writer.component_id for writer in writers}
+    while left:
+        worker = events.read()["worker"]
+        assert worker["last_crash"] is None
+        if worker["status"] == "healthy" and worker["current_job"] == "last":
+            left.discard(worker["component"])
+            assert worker["seq"] == 11
+            assert worker["drops"] == {}
+
+
+def test_it_can_be_killed_while_it_makes_its_pipes(lab: Lab) -> None:
+    """At each message to systemd once: what is stored is used, what is not is made again."""
+    lab.configure(tag=12)
+    for stored in range(1, 14):
+        lab.start(ready=False)
+        lab.manager.wait_for(lambda _: len(lab.manager.stored) >= stored)  # noqa: B023
+        lab.kill()
+    lab.start()
+    assert len(lab.manager.stored) == 13
+    assert {len(fds) for fds in lab.manager.stored.values()} == {1}
+    events = lab.subscribe()
+    for n in range(12):
+        lab.begin_run(f"tag-{n}")
+        lab.writer(f"tag-{n}").frame()
+        events.until(status_of("healthy", f"worker:tag:{n}"))
+
+
+class Inside:
+    """A supervisor in this process, for what is not seen from outside."""
+
+    def __init__(self, lab: Lab) -> None:
+        self.loop = Loop()
+        self.settled: list[tuple[str, str, str]] = []
+        self.supervisor = Supervisor(lab.paths, read_config(lab.paths), self.loop, {})
+        self.supervisor.settle = lambda *what: self.settled.append(what)
+        self.supervisor.start()
+
+    def turn_until(self, what: Callable[[], bool]) -> None:
+        timer = self.loop.at(time.monotonic() + PATIENCE_S, self._give_up)
+        while not what():
+            self.loop.turn()
+        timer.cancel()
+
+    def _give_up(self) -> None:
+        raise AssertionError("it did not happen in time")
+
+    def status(self, component_id: str) -> str:
+        return self.supervisor.registry.workers[component_id].status
+
+    def close(self) -> None:
+        self.turn_until(lambda: not self.supervisor._inquiry._busy)  # its systemctl has ended
+        for worker in self.supervisor.registry.workers.values():
+            self.loop.forget(worker.fd)
+            os.close(worker.fd)
+        self.supervisor.close()
+        self.loop.close()
+
+
+def test_every_run_that_ended_is_settled_once(lab: Lab) -> None:
+    lab.configure(tag=3, health=CALM)
+    first = Inside(lab)
+    runs = [lab.begin_run(f"tag-{n}") for n in range(3)]
+    writers = [lab.writer(f"tag-{n}") for n in range(3)]
+    for n, writer in enumerate(writers):
+        writer.frame("stopping" if n == 1 else "healthy")
+    names = [writer.component_id for writer in writers]
+    words = ["healthy", "stopping", "healthy"]
+    first.turn_until(lambda: [first.status(name) for name in names] == words)
+    assert first.supervisor.registry.running() == dict(zip(names, runs, strict=True))
+    for n in range(2):
+        writers[n].close()
+        lab.end_run(f"tag-{n}")
+    first.turn_until(lambda: len(first.settled) >= 2)
+    expected = [(names[0], runs[0], "pipe-closed"), (names[1], runs[1], "stopped")]
+    assert sorted(first.settled) == expected
+    first.close()
+    writers[2].close()
+    lab.end_run("tag-2")  # while nobody is there
+    second = Inside(lab)
+    assert second.settled == [(names[2], runs[2], "pipe-closed")]
+    second.close()
+    third = Inside(lab)
+    assert third.settled == []
+    third.close()
+
+
+def test_a_kill_that_was_begun_is_remembered(lab: Lab) -> None:
+    lab.configure(tag=1, health=CALM)
+    run = lab.begin_run("tag-0")
+    os.makedirs(os.path.dirname(lab.paths.live), exist_ok=True)
+    memory = Memory(f"{os.path.dirname(lab.paths.live)}/memory")
+    memory.keep("worker:tag:0", {"invocation": run, "label": "stale"})
+    memory.close()
+    inside = Inside(lab)
+    assert inside.status("worker:tag:0") == "crashed"
+    lab.end_run("tag-0")
+    inside.turn_until(lambda: bool(inside.settled))
+    assert inside.settled == [("worker:tag:0", run, "stale")]
+    ended = inside.supervisor.registry.workers["worker:tag:0"].ended
+    assert ended
+    assert ended.label == "stale"
+    inside.close()

@@ -1,0 +1,137 @@
+"""The private systemd of ``host.lab`` with our units in it, and what tests want to know of it.
+
+The only place of the systemd tier that sleeps: systemd tells nobody without a bus, so ``wait_for``
+looks again and again, for a bounded time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from nomarr_systemd.core.config import Config
+from nomarr_systemd.core.configfile import parse
+from nomarr_systemd.core.ids import parse_component
+from nomarr_systemd.host import lab, units
+from nomarr_systemd.host.paths import Paths
+from nomarr_systemd.host.places import make_directories, make_programs
+
+CHECKOUT = Path(__file__).parents[2]
+LOOK_AGAIN_S = 0.01
+
+# Instead of the controller: whatever the hook rings is kept for the test to read.
+BELL = """\
+[Service]
+Type=simple
+ExecStart=
+ExecStart=/bin/sh -c 'exec cat <&3 >>%t/bell'
+NonBlocking=no
+"""
+
+_Found = TypeVar("_Found")
+
+
+class Lab(lab.Lab):
+    """One per test. Everything below ``directory`` is seen from outside as from inside."""
+
+    config = Config()
+
+    @property
+    def paths(self) -> Paths:
+        return Paths(self.runtime, f"{self.home}/state", user=True)
+
+    @property
+    def libexec(self) -> str:
+        return f"{self.directory}/libexec"
+
+    def install(self, toml: str) -> Config:
+        """What ``nomarrctl --user apply`` does, but for starting workers. May be done again."""
+        self.config = parse(toml, state_directory=self.paths.state)
+        make_directories(self.paths)
+        make_programs(self.libexec, search=[str(CHECKOUT)])
+        resolved = Path(self.paths.resolved)
+        resolved.write_text(json.dumps(self.config.to_dict()))
+        units.verify(self.config, self.paths, libexec=self.libexec)
+        units.install(units.plan(self.config, self.units, self.paths, libexec=self.libexec))
+        self.hand_over()
+        self.reload()
+        return self.config
+
+    def hand_over(self) -> None:
+        """Give everything in the lab to the user whose it is."""
+        for directory, _, files in os.walk(self.directory):
+            for path in (directory, *(os.path.join(directory, name) for name in files)):
+                os.chown(path, self.uid, self.uid)
+
+    def write_unit(self, name: str, text: str) -> None:
+        """A unit or ``UNIT.d/NAME.conf`` of the test's own; takes effect with ``reload``."""
+        path = Path(self.units, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    def write_program(self, name: str, text: str) -> str:
+        """An executable script; its path."""
+        path = Path(self.directory, name)
+        path.write_text(text)
+        path.chmod(0o755)
+        return str(path)
+
+    def replace_controller(self) -> None:
+        """Keep what the hook rings for ``read_bell``; before ``install``."""
+        self.write_unit("nomarr-controller.service.d/99-test.conf", BELL)
+
+    def read_bell(self) -> list[str]:
+        """The lines that the hook has rung."""
+        bell = Path(self.runtime, "bell")
+        return bell.read_text().splitlines() if bell.exists() else []
+
+    def reload(self) -> None:
+        self.systemctl("daemon-reload")
+
+    def start(self, *workers: str) -> None:
+        """Start workers, named as a person would, and wait until they are ready."""
+        self.systemctl("start", *map(unit_of, workers))
+
+    def stop(self, *workers: str) -> None:
+        self.systemctl("stop", *map(unit_of, workers))
+
+    def show(self, name: str, *properties: str) -> dict[str, str]:
+        """The properties of a unit or of a worker."""
+        text = self.systemctl("show", f"--property={','.join(properties)}", unit_of(name))
+        return dict(line.partition("=")[::2] for line in text.splitlines())
+
+    def get(self, name: str, wanted: str) -> str:
+        """One property."""
+        return self.show(name, wanted)[wanted]
+
+    def main_pid(self, name: str) -> int:
+        return int(self.get(name, "MainPID"))
+
+    def wait_for(
+        self, look: Callable[[], _Found], *, timeout_s: float = 20.0, what: str = ""
+    ) -> _Found:
+        """What ``look`` finds, as soon as that is true."""
+        ends = time.monotonic() + timeout_s
+        while not (found := look()):
+            assert time.monotonic() < ends, f"not within {timeout_s:g} s: {what or look}"
+            time.sleep(LOOK_AGAIN_S)
+        return found
+
+    def wait_until(self, name: str, *states: str, timeout_s: float = 20.0) -> None:
+        """Until a unit's ActiveState is one of these."""
+        self.wait_for(
+            lambda: self.get(name, "ActiveState") in states,
+            timeout_s=timeout_s,
+            what=f"{name} is {' or '.join(states)}",
+        )
+
+
+def unit_of(name: str) -> str:
+    """A worker's unit by any of its names; other units are named in full."""
+    if "." in name and not name.startswith("nomarr-worker@"):
+        return name
+    return parse_component(name).unit

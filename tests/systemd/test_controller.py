@@ -1,0 +1,238 @@
+"""The whole way of a failure under a real systemd: hook, controller, ledger, timer, mask."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from nomarr_systemd.core import account as book
+from nomarr_systemd.core.account import Account
+from nomarr_systemd.core.record import Record
+from tests.systemd.lab import Lab
+
+WORKER = """\
+#!/bin/sh
+# Ready at once, then waits; $1 is what a SIGTERM is answered with.
+trap "exit $1" TERM
+systemd-notify --ready
+while :; do sleep 1000 & wait $!; done
+"""
+CRASHER = """\
+#!/bin/sh
+exit $1
+"""
+QUICK = """\
+[policy]
+backoff_base_s = 0.1
+backoff_jitter = 0
+"""
+SLOW = """\
+[policy]
+backoff_base_s = 30
+backoff_jitter = 0
+"""
+
+
+def install(lab: Lab, policy: str = QUICK, *, program: str = WORKER, answer: int = 0) -> None:
+    path = lab.write_program("worker", program)
+    lab.install(
+        f'{policy}\n[pool.tag]\nworkers = 3\ncommand = ["{path}", "{answer}"]\nwatchdog_s = 3600\n'
+    )
+    # Without the supervisor: its part is tested with its own tests.
+    lab.systemctl("start", "nomarr-controller.socket")
+
+
+def account_of(lab: Lab, instance: str = "tag-0") -> Account:
+    try:
+        text = Path(lab.paths.state, "public", f"{instance}.json").read_text()
+    except FileNotFoundError:
+        return Account("worker:none:0")
+    return book.from_doc(json.loads(text))
+
+
+def records_of(lab: Lab, instance: str = "tag-0") -> list[Record]:
+    return account_of(lab, instance).records
+
+
+def kill(lab: Lab, instance: str = "tag-0", number: int = signal.SIGKILL) -> str:
+    """Kill the worker; returns the invocation that died."""
+    invocation = lab.get(instance, "InvocationID")
+    os.kill(lab.main_pid(instance), number)
+    return invocation
+
+
+def wait_for_run(lab: Lab, before: str, instance: str = "tag-0") -> str:
+    """Until the worker runs again in another invocation, which is returned."""
+
+    def look() -> str:
+        shown = lab.show(instance, "ActiveState", "InvocationID")
+        running = shown["ActiveState"] == "active" and shown["InvocationID"] != before
+        return shown["InvocationID"] if running else ""
+
+    return lab.wait_for(look, what=f"{instance} runs again")
+
+
+def wait_for_record(lab: Lab, invocation: str, effect: str, instance: str = "tag-0") -> Record:
+    def look() -> Record | None:
+        record = account_of(lab, instance).find(invocation)
+        return record if record is not None and record.effect == effect else None
+
+    found = lab.wait_for(look, what=f"{invocation} is {effect}")
+    assert found is not None
+    return found
+
+
+def test_a_crash_is_booked_and_restarted(lab: Lab) -> None:
+    install(lab)
+    lab.start("tag-0")
+    died = kill(lab)
+    wait_for_run(lab, died)
+    (record,) = records_of(lab)
+    assert (record.invocation, record.action, record.kind, record.code) == (
+        died, "restart", "signal", -9,
+    )  # fmt: skip
+    assert record.delay_ms == 100
+    assert record.run_ms is not None
+    lab.wait_for(lambda: not os.listdir(lab.paths.pending), what="pending is cleared")
+    entry = lab.journal("NOMARR_DECISION=restart", "--output=cat")
+    assert "tag-0: killed by SIGKILL after" in entry
+
+
+def test_a_crash_loop_ends_masked_and_reset_brings_it_back(lab: Lab) -> None:
+    install(lab, program=CRASHER, answer=1)
+    lab.systemctl("start", "nomarr-worker@tag-0.service", check=False)
+    lab.wait_for(
+        lambda: lab.get("tag-0", "LoadState") == "masked", timeout_s=60, what="tag-0 is masked"
+    )
+    records = records_of(lab)
+    assert [record.action for record in records] == ["restart"] * 5 + ["fail"]
+    assert [record.delay_ms for record in records[:5]] == [100, 200, 400, 800, 1600]
+    wait_for_record(lab, records[-1].invocation, "done")
+    assert account_of(lab).failure_reason == "5 restarts within 5 min, the limit is 5"
+    assert "Masked: 5 restarts within 5 min" in lab.journal("NOMARR_DECISION=fail", "-o", "cat")
+
+
+def test_configuration_is_never_restarted(lab: Lab) -> None:
+    install(lab, program=CRASHER, answer=78)
+    lab.systemctl("start", "nomarr-worker@tag-0.service", check=False)
+    lab.wait_for(lambda: lab.get("tag-0", "LoadState") == "masked", what="tag-0 is masked")
+    (record,) = records_of(lab)
+    assert (record.kind, record.code, record.text) == (
+        "config", 78, "exit status 78 is never restarted",
+    )  # fmt: skip
+
+
+def test_a_stop_that_ends_badly_is_not_counted(lab: Lab) -> None:
+    install(lab, answer=1)
+    lab.start("tag-0")
+    invocation = lab.get("tag-0", "InvocationID")
+    lab.stop("tag-0")
+    record = wait_for_record(lab, invocation, "done")
+    assert (record.action, record.text) == ("ignore", "a stop was asked for")
+    assert account_of(lab).restart_count == 0
+
+
+@pytest.mark.parametrize("stopped", ["nomarr-worker@tag-0.service", "nomarr-workers.target"])
+def test_a_stop_during_a_backoff_cancels_it(lab: Lab, stopped: str) -> None:
+    install(lab, SLOW)
+    lab.systemctl("start", "nomarr-workers.target", check=False)
+    lab.start("tag-0")
+    died = kill(lab)
+    wait_for_record(lab, died, "scheduled")
+    assert lab.get("nomarr-restart@tag-0.timer", "ActiveState") == "active"
+    lab.systemctl("stop", stopped)
+    assert lab.get("nomarr-restart@tag-0.timer", "ActiveState") == "inactive"
+    # Nor does the second look bring it back.
+    lab.systemctl("start", "nomarr-reconcile.service")
+    assert lab.get("nomarr-restart@tag-0.timer", "ActiveState") == "inactive"
+    assert lab.get("tag-0", "ActiveState") == "failed"
+    wait_for_record(lab, died, "done")
+
+
+def test_a_manual_start_during_a_backoff_wins(lab: Lab) -> None:
+    install(lab, SLOW)
+    lab.start("tag-0")
+    died = kill(lab)
+    wait_for_record(lab, died, "scheduled")
+    lab.start("tag-0")
+    run = lab.get("tag-0", "InvocationID")
+    # The timer fires as if it were due: the restart sees that there is nothing to do.
+    lab.systemctl("start", "nomarr-restart@tag-0.service")
+    assert lab.get("tag-0", "InvocationID") == run
+    wait_for_record(lab, died, "done")
+    assert account_of(lab).restart_count == 1
+
+
+def test_a_hold_keeps_it_down_and_counts_nothing(lab: Lab) -> None:
+    install(lab)
+    lab.start("tag-0")
+    Path(lab.paths.hold, "tag-0").write_text("paused by uid 0\n")
+    died = kill(lab)
+    record = wait_for_record(lab, died, "pending")
+    assert (record.action, record.text) == ("hold", "paused by uid 0")
+    Path(lab.paths.hold, "tag-0").unlink()
+
+
+def test_reloads_do_not_delay_a_backoff(lab: Lab) -> None:
+    install(lab, QUICK.replace("0.1", "1.5"))
+    lab.start("tag-0")
+    died = kill(lab)
+    wait_for_record(lab, died, "scheduled")
+    before = lab.get("nomarr-restart@tag-0.timer", "NextElapseUSecMonotonic")
+    for _ in range(10):
+        lab.reload()
+    assert lab.get("nomarr-restart@tag-0.timer", "NextElapseUSecMonotonic") == before
+    wait_for_run(lab, died)
+
+
+def test_what_was_lost_is_reconciled(lab: Lab) -> None:
+    """No line, no file: only the failed unit itself is left to tell."""
+    install(lab)
+    lab.start("tag-0")
+    lab.systemctl("stop", "nomarr-controller.socket", "nomarr-controller.service")
+    died = kill(lab)
+    lab.wait_until("tag-0", "failed")
+    lab.wait_until("nomarr-onfailure@tag-0.service", "inactive")
+    for name in os.listdir(lab.paths.pending):
+        Path(lab.paths.pending, name).unlink()
+    for _ in range(3):
+        lab.systemctl("start", "nomarr-reconcile.service")
+    wait_for_run(lab, died)
+    (record,) = records_of(lab)
+    assert (record.invocation, record.kind, record.code) == (died, "signal", -9)
+
+
+def test_many_at_once_are_booked_once_each(lab: Lab) -> None:
+    program = lab.write_program("worker", WORKER)
+    lab.install(
+        f'{SLOW}\n[pool.tag]\nworkers = 40\ncommand = ["{program}", "0"]\nwatchdog_s = 3600\n'
+    )
+    lab.systemctl("start", "nomarr-controller.socket")
+    names = [f"tag-{number}" for number in range(40)]
+    lab.start(*names)
+    died = {name: lab.get(name, "InvocationID") for name in names}
+    for pid in [lab.main_pid(name) for name in names]:
+        os.kill(pid, signal.SIGKILL)
+    for name in names:
+        wait_for_record(lab, died[name], "scheduled", name)
+        assert len(records_of(lab, name)) == 1
+        assert lab.get(f"nomarr-restart@{name}.timer", "ActiveState") == "active"
+
+
+def test_a_store_that_is_away_loses_no_failure(lab: Lab) -> None:
+    install(lab, QUICK + "backoff_max_s = 0.5\n")
+    lab.start("tag-0")
+    state = Path(lab.paths.state)
+    (state / "ledger.db").mkdir()
+    died = kill(lab)
+    lab.wait_for(lambda: os.listdir(lab.paths.spool), what="the failure is spooled")
+    wait_for_run(lab, died)
+    (state / "ledger.db").rmdir()
+    lab.systemctl("start", "nomarr-reconcile.service")
+    (record,) = records_of(lab)
+    assert (record.invocation, record.delay_ms) == (died, 500)
+    assert os.listdir(lab.paths.spool) == []

@@ -1,0 +1,279 @@
+"""The hook, the stop marks and the hold, with real deaths; the controller is not there."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+from pathlib import Path
+
+import pytest
+
+from nomarr_systemd.host.lab import LabError
+from nomarr_systemd.host.units import find_data
+from tests.systemd.lab import Lab
+
+WORKER = """\
+#!/bin/sh
+# $1: what a SIGTERM is answered with; "deaf" answers nothing, "silent" is never ready either.
+case $1 in
+    deaf) trap "" TERM ;;
+    silent) trap "" TERM; exec sleep 1000 ;;
+    *) trap "exit $1" TERM ;;
+esac
+systemd-notify --ready
+while :; do sleep 1000 & wait $!; done
+"""
+QUIET = "watchdog_s = 3600\n"
+
+
+def install(lab: Lab, settings: str = QUIET, *, answer: str = "0", health: str = "") -> None:
+    lab.replace_controller()
+    program = lab.write_program("worker", WORKER)
+    lab.install(f'{health}\n[pool.tag]\ncommand = ["{program}", "{answer}"]\n{settings}')
+
+
+def read_pending(lab: Lab) -> dict[str, dict[str, str]]:
+    """Every file that the hook has left, by name; the same names have been rung."""
+    return {
+        path.name: dict(line.partition("=")[::2] for line in path.read_text().splitlines())
+        for path in Path(lab.paths.pending).iterdir()
+    }
+
+
+def wait_for_hook(lab: Lab, instance: str = "tag-0") -> dict[str, str]:
+    """The one failure there is, once it was rung for."""
+    lab.wait_for(lab.read_bell, what="the hook rings")
+    lab.wait_until(f"nomarr-onfailure@{instance}.service", "inactive")
+    [(name, facts)] = read_pending(lab).items()
+    assert lab.read_bell() == [name] == [facts["MONITOR_INVOCATION_ID"]]
+    return facts
+
+
+def read_stop_marks(lab: Lab) -> list[str]:
+    return [path.name for path in Path(lab.paths.stop).iterdir()]
+
+
+@pytest.mark.parametrize(("number", "status"), [(9, "KILL"), (11, "SEGV")])
+def test_a_crash_is_written_down_and_rung(any_lab: Lab, number: int, status: str) -> None:
+    install(any_lab)
+    any_lab.start("tag-0")
+    invocation = any_lab.get("tag-0", "InvocationID")
+
+    os.kill(any_lab.main_pid("tag-0"), number)
+
+    facts = wait_for_hook(any_lab)
+    # The machine may keep cores.
+    assert facts.pop("MONITOR_EXIT_CODE") in ("killed", "dumped")
+    assert facts.pop("MONITOR_SERVICE_RESULT") in ("signal", "core-dump")
+    assert facts == {
+        "MONITOR_UNIT": "nomarr-worker@tag-0.service",
+        "MONITOR_INVOCATION_ID": invocation,
+        "MONITOR_EXIT_STATUS": status,
+        "INSTANCE": "tag-0",
+        "END": "1",
+    }
+    assert read_stop_marks(any_lab) == []
+
+
+def test_an_exit_status_is_written_down(lab: Lab) -> None:
+    install(lab)
+    program = lab.write_program("worker", "#!/bin/sh\nsystemd-notify --ready\nexit 70\n")
+    assert program in Path(lab.units, "nomarr-worker@tag-0.service.d/20-nomarr.conf").read_text()
+    lab.start("tag-0")
+    facts = wait_for_hook(lab)
+    assert facts["MONITOR_SERVICE_RESULT"] == "exit-code"
+    assert (facts["MONITOR_EXIT_CODE"], facts["MONITOR_EXIT_STATUS"]) == ("exited", "70")
+
+
+def test_a_clean_end_is_no_failure(lab: Lab) -> None:
+    install(lab)
+    lab.start("tag-0")
+    os.kill(lab.main_pid("tag-0"), signal.SIGTERM)
+    lab.wait_until("tag-0", "inactive")
+    assert (read_pending(lab), read_stop_marks(lab)) == ({}, [])
+
+
+def test_a_missed_watchdog_is_written_down(lab: Lab) -> None:
+    install(lab, "watchdog_s = 0.2\n")
+    lab.start("tag-0")
+    facts = wait_for_hook(lab)
+    assert facts["MONITOR_SERVICE_RESULT"] == "watchdog"
+    assert facts["MONITOR_EXIT_STATUS"] == "ABRT"
+
+
+def test_a_start_that_takes_too_long_is_written_down(lab: Lab) -> None:
+    settings = QUIET + "stop_timeout_s = 0.1\n"
+    install(lab, settings, answer="silent", health="[health]\nstartup_timeout_s = 0.2\n")
+    lab.systemctl("start", "nomarr-worker@tag-0.service", check=False)
+    assert wait_for_hook(lab)["MONITOR_SERVICE_RESULT"] == "timeout"
+    assert read_stop_marks(lab) == []
+
+
+def test_fifty_die_at_once_and_none_is_lost(any_lab: Lab) -> None:
+    install(any_lab, QUIET + "workers = 50\n")
+    names = [f"tag-{n}" for n in range(50)]
+    any_lab.start(*names)
+    shown = any_lab.systemctl("show", "--property=InvocationID", "nomarr-worker@*").split()
+    invocations = {line.removeprefix("InvocationID=") for line in shown}
+    pids = any_lab.systemctl("show", "--property=MainPID", "nomarr-worker@*").split()
+    assert len(invocations) == len(pids) == 50
+
+    for pid in pids:
+        os.kill(int(pid.removeprefix("MainPID=")), signal.SIGKILL)
+
+    any_lab.wait_for(lambda: len(any_lab.read_bell()) >= 50, what="fifty lines")
+    pending = read_pending(any_lab)
+    assert pending.keys() == invocations == set(any_lab.read_bell())
+    assert len(any_lab.read_bell()) == 50
+    assert {facts["INSTANCE"] for facts in pending.values()} == set(names)
+    assert all(facts["END"] == "1" for facts in pending.values())
+
+
+def test_a_stop_that_was_asked_for_leaves_its_mark(any_lab: Lab) -> None:
+    install(any_lab)
+    any_lab.start("tag-0")
+    invocation = any_lab.get("tag-0", "InvocationID")
+    any_lab.stop("tag-0")
+    assert any_lab.get("tag-0", "ActiveState") == "inactive"
+    assert read_stop_marks(any_lab) == [invocation]
+    assert read_pending(any_lab) == {}
+
+
+@pytest.mark.parametrize(("answer", "result"), [("1", "exit-code"), ("deaf", "timeout")])
+def test_a_stop_that_ends_badly_has_both_mark_and_facts(lab: Lab, answer: str, result: str) -> None:
+    install(lab, QUIET + "stop_timeout_s = 0.2\n", answer=answer)
+    lab.start("tag-0")
+    lab.stop("tag-0")
+    facts = wait_for_hook(lab)
+    assert facts["MONITOR_SERVICE_RESULT"] == result
+    assert read_stop_marks(lab) == [facts["MONITOR_INVOCATION_ID"]]
+
+
+def test_a_restart_that_was_asked_for_leaves_the_mark_of_the_old_run(lab: Lab) -> None:
+    install(lab)
+    lab.start("tag-0")
+    invocation = lab.get("tag-0", "InvocationID")
+    lab.systemctl("restart", "nomarr-worker@tag-0.service")
+    assert lab.get("tag-0", "InvocationID") != invocation
+    assert read_stop_marks(lab) == [invocation]
+
+
+def test_a_held_worker_does_not_start_and_that_is_no_failure(any_lab: Lab) -> None:
+    install(any_lab)
+    hold = Path(any_lab.paths.hold, "tag-0")
+    hold.touch()
+    any_lab.start("tag-0")
+    shown = any_lab.show("tag-0", "ActiveState", "ConditionResult")
+    assert shown == {"ActiveState": "inactive", "ConditionResult": "no"}
+    assert read_pending(any_lab) == {}
+
+    hold.unlink()
+    any_lab.start("tag-0")
+    assert any_lab.get("tag-0", "ActiveState") == "active"
+
+
+def test_the_target_starts_and_stops_all_workers(any_lab: Lab) -> None:
+    install(any_lab, QUIET + "workers = 3\n")
+    # What else the target wants are programs, which have their own tests.
+    for name in ("nomarr-supervisor.service", "nomarr-reconcile.service"):
+        any_lab.write_unit(
+            f"{name}.d/99-test.conf",
+            "[Service]\nType=oneshot\nRestart=no\nExecStart=\nExecStart=/bin/true\n",
+        )
+    any_lab.reload()
+    any_lab.systemctl("start", "nomarr-workers.target")
+    workers = [f"tag-{n}" for n in range(3)]
+    invocations = {any_lab.get(worker, "InvocationID") for worker in workers}
+    assert [any_lab.get(worker, "ActiveState") for worker in workers] == ["active"] * 3
+
+    any_lab.systemctl("stop", "nomarr-workers.target")
+    for worker in workers:
+        any_lab.wait_until(worker, "inactive")
+    assert set(read_stop_marks(any_lab)) == invocations
+    assert read_pending(any_lab) == {}
+    assert any_lab.get("nomarr-controller.socket", "ActiveState") == "active"
+
+
+def test_a_missing_supervisor_is_not_started_by_a_worker(lab: Lab) -> None:
+    install(lab)
+    lab.start("tag-0")
+    assert lab.get("nomarr-supervisor.service", "ActiveState") == "inactive"
+
+
+def test_directories_lost_with_a_reboot_are_made_again(any_lab: Lab) -> None:
+    install(any_lab)
+    for directory in (any_lab.paths.pending, any_lab.paths.stop, f"{any_lab.runtime}/nomarr"):
+        os.rmdir(directory)
+    any_lab.start("tag-0")
+    os.kill(any_lab.main_pid("tag-0"), signal.SIGKILL)
+    assert wait_for_hook(any_lab)["INSTANCE"] == "tag-0"
+
+
+def test_without_the_fifo_the_facts_are_left_and_nothing_is_in_its_place(lab: Lab) -> None:
+    install(lab)
+    lab.start("tag-0")
+    lab.systemctl("stop", "nomarr-controller.service", "nomarr-controller.socket")
+    os.unlink(lab.paths.failures)
+    os.kill(lab.main_pid("tag-0"), signal.SIGKILL)
+    lab.wait_for(lambda: read_pending(lab), what="the facts")
+    lab.wait_until("nomarr-onfailure@tag-0.service", "inactive")
+    [facts] = read_pending(lab).values()
+    assert facts["END"] == "1"
+    assert not os.path.lexists(lab.paths.failures)
+
+
+def test_without_a_reader_the_hook_does_not_wait(lab: Lab) -> None:
+    install(lab)
+    lab.start("tag-0")
+    lab.systemctl("stop", "nomarr-controller.service", "nomarr-controller.socket")
+    assert stat.S_ISFIFO(os.stat(lab.paths.failures).st_mode)
+    os.kill(lab.main_pid("tag-0"), signal.SIGKILL)
+    lab.wait_for(lambda: read_pending(lab), what="the facts")
+    lab.wait_until("nomarr-onfailure@tag-0.service", "inactive", timeout_s=3)
+
+
+def test_a_second_run_completes_a_file_that_was_cut_short(lab: Lab) -> None:
+    install(lab)
+    lab.start("tag-0")
+    invocation = lab.get("tag-0", "InvocationID")
+    Path(lab.paths.pending, invocation).write_text("MONITOR_UNIT=nomarr-wor")
+    os.kill(lab.main_pid("tag-0"), signal.SIGKILL)
+    assert wait_for_hook(lab)["END"] == "1"
+
+
+def test_the_hook_needs_no_program_but_its_shell(lab: Lab) -> None:
+    install(lab)
+    lab.write_unit(
+        "nomarr-onfailure@.service.d/99-test.conf", "[Service]\nEnvironment=PATH=/nowhere\n"
+    )
+    lab.reload()
+    lab.start("tag-0")
+    os.kill(lab.main_pid("tag-0"), signal.SIGKILL)
+    wait_for_hook(lab)
+
+
+def test_the_hook_works_in_its_sandbox(lab: Lab) -> None:
+    """Root's user manager can make the system's sandbox; only the network's part is missing."""
+    install(lab)
+    name = "nomarr-onfailure@.service.d/10-system.conf"
+    lab.write_unit(name, Path(find_data("units"), name).read_text())
+    lab.reload()
+    lab.start("tag-0")
+    os.kill(lab.main_pid("tag-0"), signal.SIGKILL)
+    wait_for_hook(lab)
+
+
+def test_a_hook_started_by_hand_reports_nothing(lab: Lab) -> None:
+    install(lab)
+    lab.systemctl("start", "nomarr-onfailure@tag-0.service")
+    assert (read_pending(lab), lab.read_bell()) == ({}, [])
+
+
+def test_an_instance_that_is_not_configured_fails_for_good(lab: Lab) -> None:
+    install(lab)
+    with pytest.raises(LabError, match="failed"):
+        lab.start("other-0")
+    facts = wait_for_hook(lab, "other-0")
+    assert (facts["INSTANCE"], facts["MONITOR_EXIT_STATUS"]) == ("other-0", "78")
+    assert "other-0 is not configured" in lab.journal()

@@ -1,0 +1,131 @@
+"""SIGKILL of the controller at every system call of a restart decision and of a mask, under a real
+systemd: nothing lost, nothing doubled, and the effect is done in the end.
+
+The runs that are killed are the reconciler's, which goes the same ways as the bell's.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+import re
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.systemd.lab import Lab
+from tests.systemd.test_controller import account_of, wait_for_run
+
+# What changes a file, talks to somebody or starts a program.
+CALLS = (
+    "pwrite64,write,fdatasync,fsync,rename,unlink,ftruncate,fchmod,flock,socket,connect,sendto,"
+    "sendmsg,vfork,clone3,clone,wait4,pipe2,mkdir"
+)
+WORKER = """\
+#!/bin/sh
+trap "exit 78" USR1
+systemd-notify --ready
+while :; do sleep 1000 & wait $!; done
+"""
+CONFIG = """\
+[policy]
+backoff_base_s = 0
+max_restarts = 100
+window_s = 0.001
+max_lifetime_restarts = 0
+
+[pool.tag]
+command = ["{program}"]
+watchdog_s = 3600
+"""
+
+
+def install(lab: Lab) -> None:
+    lab.install(CONFIG.replace("{program}", lab.write_program("worker", WORKER)))
+    lab.start("tag-0")
+    # The bell must not be answered: what is killed is started by the test.
+    lab.systemctl("stop", "nomarr-controller.socket", "nomarr-controller.service")
+    lab.systemctl("mask", "--runtime", "nomarr-controller.socket")
+
+
+def reconcile(lab: Lab, *strace: str) -> subprocess.CompletedProcess[str]:
+    program = f"{lab.libexec}/nomarr-controller"
+    places = ("--user", f"--runtime={lab.runtime}", f"--state={lab.paths.state}")
+    return lab.run([*strace, program, *places, "--reconcile"], check=False)
+
+
+def fail(lab: Lab, number: int) -> str:
+    """End the worker by a signal, wait until its hook has left, return what died."""
+    invocation = lab.get("tag-0", "InvocationID")
+    os.kill(lab.main_pid("tag-0"), number)
+    pending = Path(lab.paths.pending, invocation)
+    lab.wait_for(lambda: pending.exists() and "END=1" in pending.read_text(), what="the hook")
+    lab.wait_until("tag-0", "failed")
+    return invocation
+
+
+def kill_points(lab: Lab) -> list[tuple[str, int]]:
+    """Every call of one good run."""
+    log = Path(lab.directory, "strace.log")
+    done = reconcile(lab, "strace", "-e", f"trace={CALLS}", "-o", str(log))
+    assert done.returncode == 0, done.stderr
+    counts = collections.Counter(re.findall(r"^([a-z0-9]+)\(", log.read_text(), re.MULTILINE))
+    return [(name, number) for name, count in counts.items() for number in range(1, count + 1)]
+
+
+def kill_at(lab: Lab, name: str, number: int) -> None:
+    inject = f"inject={name}:signal=SIGKILL:when={number}"
+    done = reconcile(lab, "strace", "-e", f"trace={CALLS}", "-e", inject, "-o", os.devnull)
+    # A call that this run does not make, because a killed one made it before, ends well.
+    assert done.returncode in (-9, 137, 0), (name, number, done.stderr)
+
+
+@pytest.mark.slow
+def test_a_restart_killed_anywhere(lab: Lab) -> None:
+    install(lab)
+    died = fail(lab, signal.SIGKILL)
+    points = kill_points(lab)
+    wait_for_run(lab, died)
+    print(f"{len(points)} kill points of a restart")
+    for count, (name, number) in enumerate(points, start=2):
+        died = fail(lab, signal.SIGKILL)
+        kill_at(lab, name, number)
+        done = reconcile(lab)
+        assert done.returncode == 0, (name, number, done.stderr)
+        run = wait_for_run(lab, died)
+        account = account_of(lab)
+        assert account.restart_count == count, (name, number)
+        assert [record.invocation for record in account.records].count(died) == 1
+        assert os.listdir(lab.paths.pending) == []
+        assert reconcile(lab).returncode == 0
+        assert lab.get("tag-0", "InvocationID") == run, (name, number)
+
+
+@pytest.mark.slow
+def test_a_mask_killed_anywhere(lab: Lab) -> None:
+    install(lab)
+
+    def bring_back() -> None:
+        """As an operator does, but for the counts."""
+        lab.systemctl("unmask", "nomarr-worker@tag-0.service")
+        lab.start("tag-0")
+
+    fail(lab, signal.SIGUSR1)
+    points = kill_points(lab)
+    print(f"{len(points)} kill points of a mask")
+    for name, number in points:
+        bring_back()
+        died = fail(lab, signal.SIGUSR1)
+        kill_at(lab, name, number)
+        done = reconcile(lab)
+        assert done.returncode == 0, (name, number, done.stderr)
+        assert lab.get("tag-0", "LoadState") == "masked", (name, number)
+        account = account_of(lab)
+        record = account.find(died)
+        assert record is not None
+        assert (record.action, record.effect) == ("fail", "done"), (name, number)
+        assert [each.invocation for each in account.records].count(died) == 1
+        assert os.listdir(lab.paths.pending) == []
+    assert account_of(lab).restart_count == 0

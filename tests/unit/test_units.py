@@ -1,0 +1,202 @@
+"""Unit files as text: places, quoting, sections; and which files are ours to write and remove."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nomarr_systemd.core.config import Config, Pool
+from nomarr_systemd.core.configfile import parse
+from nomarr_systemd.core.errors import ConfigError
+from nomarr_systemd.core.ids import Component
+from nomarr_systemd.host.paths import Paths, system_paths
+from nomarr_systemd.host.units import (
+    LIBEXEC,
+    MARK,
+    UnitError,
+    adapt,
+    find_data,
+    install,
+    plan,
+    quote,
+    read_base_units,
+    render_dropin,
+    render_target,
+)
+
+WORKER = Component("tag", 0)
+POOL = '[pool.tag]\nworkers = 2\nentrypoint = "package.module:Class"\n'
+ARGUMENT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
+
+
+def sections(text: str) -> dict[str, list[str]]:
+    """The lines of each section of a unit file."""
+    found: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        if line.startswith("["):
+            found[line.strip("[]")] = []
+        elif line and not line.startswith("#"):
+            found[list(found)[-1]].append(line)
+    return found
+
+
+def read_as_systemd(text: str) -> str:
+    """One quoted argument without its quotes, escapes and specifiers."""
+    assert re.fullmatch(r'"(?:[^"\\]|\\.)*"', text)
+    unescaped = re.sub(
+        r"\\(?:x(..)|(.))", lambda m: chr(int(m[1], 16)) if m[1] else m[2], text[1:-1]
+    )
+    assert re.fullmatch(r"(?:[^%]|%%)*", unescaped, re.DOTALL), "a specifier"
+    return unescaped.replace("%%", "%")
+
+
+@given(ARGUMENT)
+def test_an_argument_survives_quoting_on_one_line(argument: str) -> None:
+    quoted = quote(argument)
+    assert not re.search(r"[\x00-\x1f\x7f]", quoted)
+    assert read_as_systemd(quoted) == argument
+
+
+def test_a_python_worker() -> None:
+    text = render_dropin(parse(POOL + "watchdog_s = 0.25\nstop_timeout_s = 1.0005"), WORKER)
+    assert text.startswith(MARK)
+    service = sections(text)["Service"]
+    assert 'Environment="NOMARR_COMPONENT_ID=worker:tag:0"' in service
+    start = service.index("ExecStart=")
+    assert service[start + 1] == f'ExecStart=:"{LIBEXEC}/nomarr-worker" "package.module:Class"'
+    assert service[start + 2 :] == [
+        "WatchdogSec=250ms",
+        "TimeoutStartSec=60s",
+        "TimeoutStopSec=1000500us",
+    ]
+    [line] = [line for line in service if "NOMARR_SETTINGS=" in line]
+    told = read_as_systemd(line.removeprefix("Environment="))
+    assert json.loads(told.removeprefix("NOMARR_SETTINGS="))["stall_timeout_s"] == 300
+
+
+def test_a_command_may_be_notified_for_by_its_children() -> None:
+    text = render_dropin(parse('[pool.tag]\ncommand = ["/bin/a b", "50%"]'), WORKER)
+    service = sections(text)["Service"]
+    assert 'ExecStart=:"/bin/a b" "50%%"' in service
+    assert "NotifyAccess=all" in service
+    assert "NOMARR_SETTINGS" not in text
+
+
+def test_directives_go_into_their_sections_before_our_own() -> None:
+    unit = """[pool.tag.unit]
+        MemoryMax = "4G"
+        Nice = 5
+        PrivateDevices = true
+        ProtectHome = false
+        After = ["a.service", "b.service"]
+        RequiresMountsFor = "/srv"
+        ConditionACPower = true
+        Environment = ["A=1", "NOMARR_COMPONENT_ID=worker:other:1"]
+        """
+    found = sections(render_dropin(parse(POOL + unit), WORKER))
+    assert found["Unit"] == [
+        "After=a.service",
+        "After=b.service",
+        "RequiresMountsFor=/srv",
+        "ConditionACPower=yes",
+    ]
+    assert found["Service"][:7] == [
+        "MemoryMax=4G",
+        "Nice=5",
+        "PrivateDevices=yes",
+        "ProtectHome=no",
+        "Environment=A=1",
+        "Environment=NOMARR_COMPONENT_ID=worker:other:1",
+        'Environment="NOMARR_COMPONENT_ID=worker:tag:0"',
+    ]
+
+
+def test_a_program_that_systemd_cannot_run_is_named() -> None:
+    config = Config(pools=(Pool("tag", command=('/bin/a"b',)),))
+    with pytest.raises(ConfigError, match=r'\[pool\.tag\] command: .*/bin/a"b'):
+        render_dropin(config, WORKER)
+
+
+def test_the_target_wants_every_worker() -> None:
+    wanted = sections(render_target(parse(POOL)))["Unit"]
+    assert wanted == ["Wants=nomarr-worker@tag-0.service", "Wants=nomarr-worker@tag-1.service"]
+
+
+def test_in_user_scope_both_places_and_the_scope_are_written_out() -> None:
+    paths = Paths("/run/user/7", "/home/50%/state", user=True)
+    found = read_base_units(paths, libexec="/home/50%/lib")
+    assert not any("/" in name for name in found), "the system's drop-ins are not for a user"
+    everything = "\n".join(found.values())
+    assert "/var/lib/nomarr" not in everything
+    assert "/usr/lib/nomarr-systemd" not in everything
+    assert "ConditionPathExists=!/home/50%%/state/hold/%i" in everything
+    start = (
+        "ExecStart=/home/50%%/lib/nomarr-supervisor --user --runtime=%t --state=/home/50%%/state"
+    )
+    assert start in found["nomarr-supervisor.service"].splitlines()
+
+
+def test_in_system_scope_the_units_are_as_they_are() -> None:
+    found = read_base_units(system_paths())
+    for name, text in found.items():
+        assert text == Path(find_data("units"), name).read_text()
+    assert "nomarr-worker@.service.d/10-system.conf" in found
+
+
+@pytest.mark.parametrize("place", ["relative", "/with space", '/with"quote', "/with$", "/a\\b"])
+def test_a_place_that_cannot_stand_in_a_unit_is_refused(place: str) -> None:
+    with pytest.raises(UnitError, match="cannot stand in a unit file"):
+        adapt("", state=place, libexec="/lib")
+
+
+def test_install_writes_the_difference_and_nothing_else(tmp_path: Path) -> None:
+    directory = str(tmp_path)
+    first = plan(parse(POOL), directory, system_paths())
+    assert sorted(first.add) == [
+        "nomarr-worker@tag-0.service.d/20-nomarr.conf",
+        "nomarr-worker@tag-1.service.d/20-nomarr.conf",
+        "nomarr-workers.target.d/20-nomarr.conf",
+    ]
+    assert list(tmp_path.iterdir()) == [], "a plan touches nothing"
+    install(first)
+    assert not plan(parse(POOL), directory, system_paths())
+
+    changed = plan(parse(POOL.replace("workers = 2", "workers = 1")), directory, system_paths())
+    assert not changed.add
+    assert list(changed.change) == ["nomarr-workers.target.d/20-nomarr.conf"]
+    assert changed.remove == ("nomarr-worker@tag-1.service.d/20-nomarr.conf",)
+    install(changed)
+    assert not (tmp_path / "nomarr-worker@tag-1.service.d").exists()
+    assert (tmp_path / "nomarr-worker@tag-0.service.d/20-nomarr.conf").stat().st_mode == 0o100644
+
+
+def test_what_others_made_is_left_alone(tmp_path: Path) -> None:
+    paths = Paths("/run/user/7", str(tmp_path / "state"), user=True)
+    install(plan(parse(POOL), str(tmp_path), paths, libexec="/lib"))
+    mask = tmp_path / "nomarr-worker@tag-1.service"
+    mask.symlink_to("/dev/null")
+    override = tmp_path / "nomarr-worker@tag-1.service.d/override.conf"
+    override.write_text("[Service]\nNice=1\n")
+    other = tmp_path / "nomarr-notes.service"
+    other.write_text("[Service]\n")
+
+    gone = plan(parse(""), str(tmp_path), paths, libexec="/lib")
+    assert len(gone.remove) == 2
+    install(gone)
+    assert mask.is_symlink()
+    assert override.exists()
+    assert other.exists()
+    assert not override.with_name("20-nomarr.conf").exists()
+
+
+def test_a_file_of_others_in_our_place_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "nomarr-worker@tag-0.service.d/20-nomarr.conf"
+    path.parent.mkdir()
+    path.write_text("[Service]\n")
+    with pytest.raises(UnitError, match="was not made by nomarrctl"):
+        plan(parse(POOL), str(tmp_path), system_paths())
