@@ -18,14 +18,7 @@ from nomarr_systemd.core.config import Config
 from nomarr_systemd.core.errors import BadName
 from nomarr_systemd.core.exits import LABELS
 from nomarr_systemd.core.frames import EVENTS
-from nomarr_systemd.core.health import (
-    EOF_GONE,
-    REGISTERED,
-    RESET,
-    SET_FAILED,
-    State,
-    Transition,
-)
+from nomarr_systemd.core.health import EOF_GONE, REGISTERED, RESET, SET_FAILED, State, Transition
 from nomarr_systemd.core.ids import Component, parse_component
 from nomarr_systemd.history import Sample
 from nomarr_systemd.host.paths import Paths

@@ -62,6 +62,14 @@ def stubborn() -> Iterator[Child]:
     child.close()
 
 
+def count_pidfds() -> int:
+    count = 0
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            count += "[pidfd]" in os.readlink(f"/proc/self/fd/{fd}")
+    return count
+
+
 class Trial(NamedTuple):
     """A killer whose systemd answers what it is told to."""
 
@@ -70,6 +78,7 @@ class Trial(NamedTuple):
     asked: list[str]
     struck: list[str]
     heard: list[Facts]
+    pidfds: int  # those of others, before the trial
 
     def condemn(self) -> None:
         target = Target(
@@ -85,6 +94,10 @@ class Trial(NamedTuple):
         self.loop.at(time.monotonic() + PATIENCE_S, self._give_up)
         while not what():
             self.loop.turn()
+
+    def see_end(self, child: Child) -> None:
+        """Until the process has ended, and the killer has let go of it."""
+        self.turn_until(lambda: child.process.poll() is not None and count_pidfds() == self.pidfds)
 
     def _give_up(self) -> None:
         raise AssertionError("it did not happen in time")
@@ -102,7 +115,8 @@ def trial() -> Iterator[Callable[..., Trial]]:
             asked.append(unit)
             loop.soon(lambda: answer(facts))
 
-        return Trial(loop, Killer(loop, ask, grace_s=grace_s), asked, [], [])
+        killer = Killer(loop, ask, grace_s=grace_s)
+        return Trial(loop, killer, asked, [], [], count_pidfds())
 
     yield make
     loop.close()
@@ -113,7 +127,7 @@ def test_sigabrt_ends_it(plain: Child, trial: Callable[..., Trial]) -> None:
     one = trial(facts)
     one.condemn()
     one.condemn()  # once is enough
-    one.turn_until(lambda: plain.process.poll() is not None)
+    one.see_end(plain)
     assert plain.process.returncode == -signal.SIGABRT
     assert one.asked == ["u.service", "u.service"]
     assert one.struck == ["struck"]
@@ -125,7 +139,7 @@ def test_a_stopped_process_is_ended_too(plain: Child, trial: Callable[..., Trial
     os.waitpid(plain.pid, os.WUNTRACED)
     one = trial(Facts(plain.pid, RUN, "active"))
     one.condemn()
-    one.turn_until(lambda: plain.process.poll() is not None)
+    one.see_end(plain)
     assert plain.process.returncode == -signal.SIGABRT
 
 
@@ -133,18 +147,10 @@ def test_sigkill_follows_after_a_grace(stubborn: Child, trial: Callable[..., Tri
     one = trial(Facts(stubborn.pid, RUN, "active"), grace_s=0.2)
     one.condemn()
     started = time.monotonic()
-    one.turn_until(lambda: stubborn.process.poll() is not None)
+    one.see_end(stubborn)
     assert os.read(stubborn.said.fileno(), 4) == b"abrt"
     assert stubborn.process.returncode == -signal.SIGKILL
     assert time.monotonic() - started >= 0.2
-
-
-def count_pidfds() -> int:
-    count = 0
-    for fd in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):
-            count += "[pidfd]" in os.readlink(f"/proc/self/fd/{fd}")
-    return count
 
 
 @pytest.mark.parametrize(
@@ -203,7 +209,7 @@ def test_a_systemd_that_does_not_answer_is_asked_again(
     facts = Facts(plain.pid, RUN, "active")
     one = trial(None, facts, None, facts)
     one.condemn()
-    one.turn_until(lambda: plain.process.poll() is not None)
+    one.see_end(plain)
     assert len(one.asked) == 5
 
 
