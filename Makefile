@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 .PHONY: help setup demo test lint bench fuzz deb rpm clean
 
 help:
-	@echo "make demo    see it work: crashes, decisions, a ledger that survives"
+	@echo "make demo    see it work: workers crash, hang and fail under a private systemd"
 	@echo "make test    lint and run every tier of tests"
 	@echo "make lint    ruff and mypy --strict"
 	@echo "make bench   figures, side by side with the native floor"
@@ -25,6 +25,7 @@ $(VENV)/ready: pyproject.toml packaging/prepare
 	touch $@
 
 demo: setup
+	packaging/prepare demo
 	$(BIN)/nomarrctl demo
 
 lint: setup
@@ -37,6 +38,7 @@ test: lint
 	$(BIN)/pytest
 
 bench: setup
+	packaging/prepare demo
 	$(BIN)/python -m tests.bench
 
 fuzz: setup

@@ -120,6 +120,15 @@ def test_a_manual_start_is_recorded_never_counted_and_settles_what_is_owed() -> 
     assert crash(account, 3, 1310).records[-1].k == 1
 
 
+def test_a_manual_start_begins_a_run_for_the_backoff() -> None:
+    """Ten seconds after a person started it, it dies: that was no stable run, however long ago
+    the last restart was."""
+    account, _ = book.record_manual(crash(EMPTY, 1, 0), run(2), at(700), "uid 0")
+    account = crash(account, 2, 710)
+    assert (account.records[-1].k, account.records[-1].delay_ms) == (1, 2000)
+    assert account.recoveries == 0
+
+
 def test_start_jobs_are_failures_of_their_own() -> None:
     account = crash(EMPTY, 1, 0)
     failed_job = Failure(next_start_job(run(1)), kind="start-job")
