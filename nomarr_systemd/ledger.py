@@ -6,7 +6,7 @@ is there whole or not at all. What a change means is in ``core.account``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, TypeVar
 
 from nomarr_systemd.core import account as book_keeping
@@ -82,6 +82,14 @@ class Ledger:
             component_id,
             lambda account: (book_keeping.set_effect(account, invocation, effect, now), None),
         )
+
+    def set_effects(self, effects: Sequence[tuple[str, str, str]]) -> None:
+        """Many at once, durable together."""
+        if not effects:
+            return
+        with self._store.batch():
+            for effect in effects:
+                self.set_effect(*effect)
 
     def refund(self, component_id: str, invocation: str, rules: Rules, why: str) -> Record | None:
         """Give the restart after this failure back to the window, as far as that may be."""

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
-from nomarr_systemd.controller.pending import Pending
+from nomarr_systemd.controller.pending import Pending, Waiting, due_file
 from nomarr_systemd.core.config import Config
 from nomarr_systemd.core.errors import NoSuchWorker, StoreError
 from nomarr_systemd.core.exits import EX_TEMPFAIL, Exit, classify
@@ -21,7 +21,7 @@ from nomarr_systemd.core.policy import decide_blind
 from nomarr_systemd.core.record import Record
 from nomarr_systemd.host import clock, control, journal
 from nomarr_systemd.host.files import remove
-from nomarr_systemd.host.manager import SHUTDOWN, SUPERVISOR, Manager, monotonic_ms, timer_of
+from nomarr_systemd.host.manager import SHUTDOWN, SUPERVISOR, Manager, monotonic_ms
 from nomarr_systemd.host.paths import Paths
 from nomarr_systemd.ledger import Ledger
 from nomarr_systemd.spool import Spool, Spooled
@@ -44,6 +44,7 @@ UNIT_FACTS: Final = (
     "Job",
 )
 Facts = dict[str, str]
+Effect = tuple[str, str, str]  # the component, the invocation, how far its decision has got
 
 
 class Death(NamedTuple):
@@ -82,18 +83,21 @@ class Controller:
         if self._store is not None:
             self._store.close()
             self._store = None
+        self.manager.close()
 
-    def handle(self, pending: Sequence[Pending]) -> None:
-        """Book these failures, carry out what was decided, and clear them away."""
-        if not pending:
-            return
-        deaths = self.examine(pending)
-        self.book(deaths)
-        for each in pending:
+    def handle(self, waiting: Waiting) -> None:
+        """Book failures, carry out what was decided, finish backoffs, and clear it all away."""
+        self.book(self.examine(waiting.failures))
+        for each in waiting.failures:
             remove(os.path.join(self.paths.pending, each.invocation))
+        for component in waiting.due:
+            self.finish_backoff(component)
+            remove(due_file(self.paths.pending, component))
 
     def examine(self, pending: Sequence[Pending]) -> list[Death]:
         """What systemd and the supervisor know about each; one question for all of them."""
+        if not pending:
+            return []
         units = sorted({each.component.unit for each in pending})
         facts = self.manager.show([*units, SUPERVISOR, SHUTDOWN], UNIT_FACTS)
         ending = (
@@ -170,9 +174,11 @@ class Controller:
             return
         results = list(zip(deaths, booked, strict=True))
         told = [(death, record) for death, (record, fresh) in results if fresh or _is_new(record)]
+        effects = self._act([(death.component, record) for death, (record, _) in results])
+        # Told before the effects are noted: killed in between, it is told again, never not at all.
         for death, record in told:
             journal.write_decision(death.component, record, death.exit.line, user=self.paths.user)
-        self.carry_out([(death.component, record) for death, (record, _) in results])
+        self.ledger.set_effects(effects)
         for death, record in told:
             self._tell_supervisor(death, record)
 
@@ -193,7 +199,12 @@ class Controller:
         return Death(death.component, failure, job)
 
     def carry_out(self, decisions: Iterable[tuple[Component, Record]]) -> None:
-        """Do what was decided and is not done; many masks with one reload."""
+        """Do what was decided and is not done, and note how far it got."""
+        self.ledger.set_effects(self._act(decisions))
+
+    def _act(self, decisions: Iterable[tuple[Component, Record]]) -> list[Effect]:
+        """Carry decisions out, many masks with one reload; what each has come to."""
+        effects = []
         masks = []
         for component, record in decisions:
             if record.effect == "done":
@@ -201,43 +212,66 @@ class Controller:
             if record.action == "fail":
                 masks.append((component, record))
             elif record.action == "restart" and record.effect == "pending":
-                self._schedule(component, record)
-        if not masks:
-            return
-        self.manager.mask([component.unit for component, _ in masks])
+                effect = self._schedule(component, record)
+                effects.append((component.component_id, record.invocation, effect))
+        if masks:
+            self.manager.mask([component.unit for component, _ in masks])
         for component, record in masks:
             request = {"op": "set_failed", "component": component.component_id}
             control.ask(self.paths.live, request)
-            self.ledger.set_effect(component.component_id, record.invocation, "done")
+            effects.append((component.component_id, record.invocation, "done"))
+        return effects
 
-    def _schedule(self, component: Component, record: Record) -> None:
+    def _schedule(self, component: Component, record: Record) -> str:
         due_in_ms = _due_in_ms(record, clock.now())
         if due_in_ms <= 0:
-            self.restart(component, record)
-            return
+            return self._restart(component, record)
         self.manager.schedule_restart(component, monotonic_ms() + due_in_ms)
-        self.ledger.set_effect(component.component_id, record.invocation, "scheduled")
+        return "scheduled"
 
-    def restart(self, component: Component, record: Record) -> None:
+    def _restart(self, component: Component, record: Record) -> str:
         """Start the unit, if that is still wanted; if not, it is no longer owed."""
         if self.read_hold(component):
-            return
-        started = self.start_failed(component, record.invocation)
-        effect = "started" if started else "done"
-        self.ledger.set_effect(component.component_id, record.invocation, effect)
+            return record.effect
+        return "started" if self.start_failed(component, record.invocation) else "done"
+
+    def finish_backoff(self, component: Component) -> None:
+        """Start a worker whose backoff is over, if that is still wanted."""
+        try:
+            records = self.ledger.account(component.component_id).records
+        except StoreError:
+            records = []  # still away: the spool knows what it was for
+        for record in reversed(records):
+            if record.action == "restart" and record.effect != "done":
+                early = _due_in_ms(record, clock.now()) > 0
+                if early and self._is_as_left(component, record.invocation):
+                    return  # the word is of an earlier backoff; this one has a timer of its own
+                effect = self._restart(component, record)
+                self.manager.cancel_timer(component)
+                self.ledger.set_effects([(component.component_id, record.invocation, effect)])
+                return
+        entries, _ = self.spool.read()
+        for entry in reversed(entries):
+            if entry.component_id == component.component_id and entry.decision.action == "restart":
+                if not self.read_hold(component):
+                    self.start_failed(component, entry.failure.invocation)
+                return
 
     def start_failed(self, component: Component, invocation: str) -> bool:
         """Start the unit if it still is as that failure left it.
 
         Somebody may have started, stopped or reset it meanwhile: theirs is the last word.
         """
-        unit = self.manager.show([component.unit], UNIT_FACTS)[component.unit]
-        run = invocation.partition("#")[0]
-        if unit["ActiveState"] != "failed" or unit["InvocationID"] != run:
+        if not self._is_as_left(component, invocation):
             return False
         # Of a failed unit the start is the restart; systemctl restart would re-arm the timer.
         self.manager.start(component.unit)
         return True
+
+    def _is_as_left(self, component: Component, invocation: str) -> bool:
+        shown = self.manager.show([component.unit], ["ActiveState", "InvocationID"])[component.unit]
+        run = invocation.partition("#")[0]
+        return shown["ActiveState"] == "failed" and shown["InvocationID"] == run
 
     def _spool(self, deaths: Iterable[Death]) -> None:
         now = clock.now()
@@ -258,10 +292,6 @@ class Controller:
                 "decision": f"{record.action}: {record.text}",
             },
         )
-
-    def has_timer(self, component: Component) -> bool:
-        timer = timer_of(component)
-        return self.manager.show([timer], ["ActiveState"])[timer]["ActiveState"] == "active"
 
 
 def _is_new(record: Record) -> bool:

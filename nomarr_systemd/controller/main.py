@@ -1,4 +1,4 @@
-"""The controller's programs: the one that the FIFO's bell wakes, the reconciler, a due restart.
+"""The controller's programs: the one that the FIFO's bell wakes, and the reconciler.
 
 systemd starts the first when the hook rings, keeps what is rung while it is away, and starts it
 again if it dies; it leaves by itself after a while without work.
@@ -17,7 +17,7 @@ from typing import Final
 
 from nomarr_systemd.controller.failures import Controller, complain
 from nomarr_systemd.controller.pending import read_pending
-from nomarr_systemd.controller.reconcile import finish_backoff, reconcile
+from nomarr_systemd.controller.reconcile import reconcile
 from nomarr_systemd.core.config import Config
 from nomarr_systemd.core.errors import ConfigError, NomarrError
 from nomarr_systemd.host.manager import Manager
@@ -44,7 +44,6 @@ def parse_options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--state", default=SYSTEM_STATE)
     parser.add_argument("--user", action="store_true", help="a user's own manager")
     parser.add_argument("--reconcile", action="store_true", help="one pass, then leave")
-    parser.add_argument("--restart", metavar="INSTANCE", help="a backoff is over")
     return parser.parse_args(argv)
 
 
@@ -80,9 +79,6 @@ def _choose(options: argparse.Namespace) -> Callable[[Controller], None]:
     """What the options ask for."""
     if options.reconcile:
         return reconcile
-    if options.restart:
-        instance: str = options.restart
-        return lambda controller: finish_backoff(controller, instance)
     fds = listen_fds()
     if len(fds) != 1:
         raise ConfigError(

@@ -13,8 +13,7 @@ import time
 from typing import Final
 
 from nomarr_systemd.controller.failures import UNIT_FACTS, Controller, Death, Facts
-from nomarr_systemd.controller.pending import Pending, read_pending
-from nomarr_systemd.core.errors import StoreError
+from nomarr_systemd.controller.pending import Pending, Waiting, read_pending
 from nomarr_systemd.core.exits import classify
 from nomarr_systemd.core.ids import (
     UNIT_PREFIX,
@@ -60,7 +59,7 @@ def look_over(controller: Controller) -> None:
         controller.ledger, lambda name: controller.rules_for(parse_component(name))
     )
     controller.handle(read_pending(controller.paths.pending))
-    controller.handle(find_failed(controller))
+    controller.handle(Waiting(find_failed(controller), []))
     for account, record in controller.ledger.unfinished():
         finish(controller, parse_component(account.component_id), record)
     clear_stop_marks(controller.paths.stop)
@@ -121,24 +120,22 @@ def finish(controller: Controller, component: Component, record: Record) -> None
             controller.manager.start(component.unit)
             controller.ledger.set_effect(component.component_id, record.invocation, "done")
         return
-    if controller.has_timer(component):
+    state = controller.manager.timer_state(component)
+    if state in ("waiting", "running"):
         return
     now = clock.now()
     if record.effect == "pending" or record.boot_id != now.boot_id:
         # Killed before it was scheduled, or the timer went with the last boot.
         controller.carry_out([(component, record._replace(effect="pending"))])
-    elif age_ms(record.due, now) > START_JOB_GRACE_MS and record.effect == "started":
-        book_start_job(controller, component, record)
-    elif record.effect == "scheduled" and not _is_restarting(controller, component):
+    elif record.effect == "started":
+        if age_ms(record.due, now) > START_JOB_GRACE_MS:
+            book_start_job(controller, component, record)
+    elif state == "elapsed":
+        # It fired, and the controller has not heard of it.
+        controller.finish_backoff(component)
+    else:
         # It was scheduled, it has not begun, and its timer is gone: somebody cancelled it.
         controller.ledger.set_effect(component.component_id, record.invocation, "done")
-
-
-def _is_restarting(controller: Controller, component: Component) -> bool:
-    """Whether the timer has just fired: its service looks at the unit now, or will again."""
-    name = f"nomarr-restart@{component.instance}.service"
-    state = controller.manager.show([name], ["ActiveState"])[name]["ActiveState"]
-    return state not in ("inactive", "failed")
 
 
 def book_start_job(controller: Controller, component: Component, record: Record) -> None:
@@ -146,22 +143,3 @@ def book_start_job(controller: Controller, component: Component, record: Record)
     death = classify("", start_job=True)
     failure = Failure(next_start_job(record.invocation), death.kind, death.code)
     controller.book([Death(component, failure, death)])
-
-
-def finish_backoff(controller: Controller, instance: str) -> None:
-    """What the timer of a restart calls for: start it, if that is still wanted."""
-    component = parse_component(instance)
-    try:
-        records = controller.ledger.account(component.component_id).records
-    except StoreError:
-        records = []  # still away: the spool knows what it was for
-    for record in reversed(records):
-        if record.action == "restart" and record.effect != "done":
-            controller.restart(component, record)
-            return
-    entries, _ = controller.spool.read()
-    for entry in reversed(entries):
-        if entry.component_id == component.component_id and entry.decision.action == "restart":
-            if not controller.read_hold(component):
-                controller.start_failed(component, entry.failure.invocation)
-            return

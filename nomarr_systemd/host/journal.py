@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from systemd import journal
-
 from nomarr_systemd.core.ids import Component
 from nomarr_systemd.core.record import Record
 
@@ -23,6 +21,8 @@ _PRIORITIES: Final = {"restart": 4, "fail": 2, "hold": 5, "ignore": 6}
 
 def write_decision(component: Component, record: Record, line: str, *, user: bool) -> None:
     """One entry for one decision; ``line`` is how the worker died."""
+    from systemd import journal  # half of the controller's start, needed last
+
     unit_field = "OBJECT_SYSTEMD_USER_UNIT" if user else "OBJECT_SYSTEMD_UNIT"
     journal.send(
         f"{component.instance}: {line}. {describe(record)}",

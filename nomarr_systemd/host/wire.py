@@ -1,0 +1,141 @@
+"""Values of D-Bus to bytes and back (the specification's "marshalling"), little-endian."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from struct import Struct, pack_into
+from typing import Any, Final
+
+_NUMBERS: Final = {
+    name: Struct("<" + code)
+    for name, code in zip("ynqiuxtdb", "BhHiIqQdI", strict=True)  # a boolean has four bytes
+}
+_ALIGN: Final = {
+    **{name: number.size for name, number in _NUMBERS.items()},
+    "s": 4,
+    "o": 4,
+    "g": 1,
+    "v": 1,
+    "a": 4,
+    "(": 8,
+    "{": 8,
+}
+U32: Final = _NUMBERS["u"]
+MAX_DEPTH: Final = 64
+
+
+def split(signature: str) -> list[str]:
+    """The complete types of a signature: ``sa(sv)u`` is s, a(sv) and u."""
+    found = []
+    begins = 0
+    while begins < len(signature):
+        ends = _end_of(signature, begins)
+        found.append(signature[begins:ends])
+        begins = ends
+    return found
+
+
+def _end_of(signature: str, begins: int) -> int:
+    kind = signature[begins : begins + 1]
+    if kind == "a":
+        return _end_of(signature, begins + 1)
+    if kind not in ("(", "{"):
+        if kind not in _ALIGN:
+            raise ValueError(f"no type of D-Bus: {signature!r:.80}")
+        return begins + 1
+    begins += 1
+    while signature[begins : begins + 1] not in (")", "}"):
+        begins = _end_of(signature, begins)
+    return begins + 1
+
+
+class Writer:
+    """Values to bytes. A variant is given as (type, value), a structure as a sequence."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+
+    def align(self, size: int) -> None:
+        self.data += bytes(-len(self.data) % size)
+
+    def write(self, kind: str, value: Any) -> None:
+        head = kind[0]
+        self.align(_ALIGN[head])
+        if number := _NUMBERS.get(head):
+            self.data += number.pack(value)
+        elif head == "g":
+            self.data += bytes((len(value),)) + value.encode() + b"\0"
+        elif head in "so":
+            text = value.encode()
+            self.data += U32.pack(len(text)) + text + b"\0"
+        elif head == "v":
+            self.write("g", value[0])
+            self.write(*value)
+        elif head == "a":
+            self._write_array(kind[1:], value)
+        else:
+            for each, part in zip(split(kind[1:-1]), value, strict=True):
+                self.write(each, part)
+
+    def _write_array(self, kind: str, values: Sequence[Any]) -> None:
+        at = len(self.data)
+        self.data += bytes(4)
+        self.align(_ALIGN[kind[0]])  # not counted in the length
+        begins = len(self.data)
+        for value in values:
+            self.write(kind, value)
+        pack_into("<I", self.data, at, len(self.data) - begins)
+
+
+class Reader:
+    """Bytes to values: a variant becomes its value, an array a list, a structure a tuple."""
+
+    def __init__(self, data: bytes, at: int = 0) -> None:
+        self._data = data
+        self._at = at
+
+    def read_all(self, signature: str) -> list[Any]:
+        return [self.read(kind) for kind in split(signature)]
+
+    def read(self, kind: str, depth: int = 0) -> Any:
+        head = kind[0]
+        if depth > MAX_DEPTH:
+            raise ValueError("a message nests too deep")
+        self._align(_ALIGN[head])
+        if number := _NUMBERS.get(head):
+            (value,) = number.unpack(self._take(number.size))
+            return bool(value) if head == "b" else value
+        if head == "g":
+            return self._take(self._take(1)[0] + 1)[:-1].decode()
+        if head in "so":
+            return self._take(self._length() + 1)[:-1].decode(errors="surrogateescape")
+        if head == "v":
+            (inner,) = split(self.read("g"))
+            return self.read(inner, depth + 1)
+        if head == "a":
+            return self._read_array(kind[1:], depth)
+        return tuple(self.read(each, depth + 1) for each in split(kind[1:-1]))
+
+    def _read_array(self, kind: str, depth: int) -> Any:
+        length = self._length()
+        self._align(_ALIGN[kind[0]])
+        if kind == "y":
+            return self._take(length)
+        ends = self._at + length
+        values = []
+        while self._at < ends:
+            values.append(self.read(kind, depth + 1))
+        return values
+
+    def _length(self) -> int:
+        return int(U32.unpack(self._take(4))[0])
+
+    def _align(self, size: int) -> None:
+        self._at += -self._at % size
+
+    def _take(self, size: int) -> bytes:
+        piece = self._data[self._at : self._at + size]
+        if len(piece) != size:
+            raise ValueError("a message ends too early")
+        self._at += size
+        return piece
