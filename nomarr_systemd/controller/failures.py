@@ -30,18 +30,12 @@ from nomarr_systemd.store.protocol import Store
 
 # The supervisor kills by these, and has a word for why.
 _OWN_SIGNALS: Final = frozenset((-6, -9))
-UNIT_FACTS: Final = (
+_RUN_FACTS: Final = (
     "ActiveState",
-    "SubState",
     "InvocationID",
-    "Result",
-    "LoadState",
-    "ExecMainCode",
-    "ExecMainStatus",
+    "Job",
     "ExecMainStartTimestampMonotonic",
     "ExecMainExitTimestampMonotonic",
-    "ActiveEnterTimestampMonotonic",
-    "Job",
 )
 Facts = dict[str, str]
 Effect = tuple[str, str, str]  # the component, the invocation, how far its decision has got
@@ -53,6 +47,7 @@ class Death(NamedTuple):
     component: Component
     failure: Failure
     exit: Exit
+    unmoved: bool = False  # the unit still is as this run left it, and nothing is about to start it
 
 
 class Controller:
@@ -99,20 +94,19 @@ class Controller:
         if not pending:
             return []
         units = sorted({each.component.unit for each in pending})
-        facts = self.manager.show([*units, SUPERVISOR, SHUTDOWN], UNIT_FACTS)
-        ending = (
-            facts[SHUTDOWN]["Job"] not in ("", "0") or facts[SHUTDOWN]["ActiveState"] == "active"
-        )
+        facts = self.manager.show(units, _RUN_FACTS)
+        shutdown = self.manager.show([SHUTDOWN], ["Job", "ActiveState"])[SHUTDOWN]
+        ending = bool(shutdown["Job"]) or shutdown["ActiveState"] == "active"
         deaths = []
         for each in pending:
             shown = facts[each.component.unit]
             running = shown["ActiveState"] in ("active", "activating", "reloading")
             if each.result == "success" or (running and shown["InvocationID"] == each.invocation):
                 continue  # a hook that ran again and saw a newer run
-            deaths.append(self._judge(each, shown, facts[SUPERVISOR], ending))
+            deaths.append(self._judge(each, shown, ending))
         return deaths
 
-    def _judge(self, each: Pending, unit: Facts, supervisor: Facts, shutting_down: bool) -> Death:
+    def _judge(self, each: Pending, unit: Facts, shutting_down: bool) -> Death:
         component, invocation = each.component, each.invocation
         stop_asked = os.path.exists(os.path.join(self.paths.stop, invocation))
         run_ms = _run_ms(unit) if unit["InvocationID"] == invocation else None
@@ -138,9 +132,18 @@ class Controller:
             stop_asked,
             shutting_down,
             self.read_hold(component),
-            death.code == EX_TEMPFAIL and _was_away(supervisor, unit),
+            death.code == EX_TEMPFAIL and self._was_away(unit),
         )
-        return Death(component, failure, death)
+        is_same = unit["InvocationID"] == invocation and unit["ActiveState"] == "failed"
+        return Death(component, failure, death, is_same and not unit["Job"])
+
+    def _was_away(self, unit: Facts) -> bool:
+        """Whether the supervisor is not there, or is newer than the run that missed it."""
+        asked = ["ActiveState", "ActiveEnterTimestampMonotonic"]
+        shown = self.manager.show([SUPERVISOR], asked)[SUPERVISOR]
+        since = int(shown["ActiveEnterTimestampMonotonic"] or 0)
+        started = int(unit["ExecMainStartTimestampMonotonic"] or 0)
+        return shown["ActiveState"] != "active" or since > started
 
     def read_hold(self, component: Component) -> str:
         """Why the worker may not start; empty if it may."""
@@ -183,7 +186,13 @@ class Controller:
             self._tell_supervisor(death, record)
 
     def _as_start_job(self, death: Death) -> Death:
-        """A second report of a run whose restart was due: the start job itself has failed."""
+        """A second report of a run whose restart was due: the start job itself has failed.
+
+        Unless the unit has moved on: then it is the first report, left by a controller that was
+        killed before it cleared it away.
+        """
+        if not death.unmoved:
+            return death
         account = self.ledger.account(death.component.component_id)
         last = account.find_last(death.failure.invocation)
         if (
@@ -275,7 +284,7 @@ class Controller:
 
     def _spool(self, deaths: Iterable[Death]) -> None:
         now = clock.now()
-        for component, failure, _ in deaths:
+        for component, failure, *_ in deaths:
             decision = decide_blind(failure, self.rules_for(component))
             self.spool.write(Spooled(component.component_id, failure, decision, now))
             if decision.action == "restart":
@@ -301,17 +310,9 @@ def _is_new(record: Record) -> bool:
 
 def _run_ms(unit: Facts) -> int | None:
     """How long the last run of the unit was, by systemd's own clock."""
-    started = int(unit.get("ExecMainStartTimestampMonotonic") or 0)
-    ended = int(unit.get("ExecMainExitTimestampMonotonic") or 0)
+    started = int(unit["ExecMainStartTimestampMonotonic"] or 0)
+    ended = int(unit["ExecMainExitTimestampMonotonic"] or 0)
     return (ended - started) // 1000 if ended >= started > 0 else None
-
-
-def _was_away(supervisor: Facts, unit: Facts) -> bool:
-    """Whether the supervisor is not there, or is newer than the run that missed it."""
-    if supervisor["ActiveState"] != "active":
-        return True
-    since = int(supervisor.get("ActiveEnterTimestampMonotonic") or 0)
-    return since > int(unit.get("ExecMainStartTimestampMonotonic") or 0)
 
 
 def _due_in_ms(record: Record, now: Moment) -> int:

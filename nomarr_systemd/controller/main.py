@@ -58,6 +58,8 @@ def serve(controller: Controller, fifo: int, *, idle_s: float = IDLE_S) -> None:
             while os.read(fifo, 65536):
                 pass
         controller.handle(read_pending(controller.paths.pending))
+        # While nobody reads, systemd would keep all its signals for us.
+        controller.manager.close()
         if not poll.poll(idle_s * 1000):
             return
 

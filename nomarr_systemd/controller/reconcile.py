@@ -12,7 +12,7 @@ import signal
 import time
 from typing import Final
 
-from nomarr_systemd.controller.failures import UNIT_FACTS, Controller, Death, Facts
+from nomarr_systemd.controller.failures import Controller, Death, Facts
 from nomarr_systemd.controller.pending import Pending, Waiting, read_pending
 from nomarr_systemd.core.exits import classify
 from nomarr_systemd.core.ids import (
@@ -30,6 +30,7 @@ from nomarr_systemd.host.manager import SUPERVISOR, monotonic_ms
 
 START_JOB_GRACE_MS: Final = 10_000
 STOP_MARK_S: Final = 3600.0  # longer than any stop may take
+_EXIT_FACTS: Final = ("InvocationID", "Result", "ExecMainCode", "ExecMainStatus")
 # What SIGCHLD says: si_code as systemd shows it.
 _EXIT_CODES: Final = {"1": "exited", "2": "killed", "3": "dumped"}
 
@@ -77,7 +78,7 @@ def find_failed(controller: Controller) -> list[Pending]:
     """Failed units, each as its hook would have reported it."""
     units = controller.manager.list_failed(f"{UNIT_PREFIX}*{UNIT_SUFFIX}")
     found = []
-    for name, facts in controller.manager.show(units, UNIT_FACTS).items():
+    for name, facts in controller.manager.show(units, _EXIT_FACTS).items():
         component = parse_component(name)
         invocation = facts["InvocationID"]
         known = controller.ledger.account(component.component_id).find(invocation)
@@ -109,7 +110,7 @@ def finish(controller: Controller, component: Component, record: Record) -> None
         controller.manager.stop([component.unit])
         controller.carry_out([(component, record)])
         return
-    facts = controller.manager.show([component.unit, SUPERVISOR], UNIT_FACTS)
+    facts = controller.manager.show([component.unit, SUPERVISOR], ["ActiveState", "InvocationID"])
     unit, supervisor = facts[component.unit], facts[SUPERVISOR]
     base = record.invocation.partition("#")[0]
     if unit["ActiveState"] != "failed" or unit["InvocationID"] != base:

@@ -93,7 +93,7 @@ class Bus:
         while len(answers) < len(calls):
             kind, fields, body = self._receive(link)
             serial = fields.get(_FIELD_REPLY_TO)
-            if kind not in (_RETURN, _ERROR) or not isinstance(serial, int) or serial < first:
+            if not isinstance(serial, int) or serial < first:
                 continue  # a signal, or the answer to a call that was given up
             values = Reader(body).read_all(str(fields.get(_FIELD_SIGNATURE, "")))
             if kind == _ERROR:
@@ -155,6 +155,8 @@ class Bus:
         begins = (_HEADER.size + fields + 7) & ~7
         self._fill(link, begins + length)
         message, self._read = self._read[: begins + length], self._read[begins + length :]
+        if kind not in (_RETURN, _ERROR):
+            return kind, {}, b""  # on its own socket the manager tells everybody everything
         reader = Reader(message, _HEADER.size - 4)
         return kind, dict(reader.read("a(yv)")), message[begins:]
 

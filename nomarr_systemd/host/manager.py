@@ -162,7 +162,9 @@ class Manager:
     def timer_state(self, component: Component) -> str:
         """``waiting``, ``running`` (its service too), ``elapsed``, or ``dead``: there is none."""
         timer = timer_of(component)
-        return self.show([timer], ["SubState"])[timer]["SubState"]
+        shown = self.show([timer], ["SubState", "Job"])[timer]
+        # A manager with much to do has answered before it got round to start it.
+        return "waiting" if shown["SubState"] == "dead" and shown["Job"] else shown["SubState"]
 
     def close(self) -> None:
         self._bus.close()

@@ -17,13 +17,19 @@ PROGRAMS: Final = {
     "nomarr-controller": "nomarr_systemd.controller.main",
     "nomarr-worker": "nomarr_systemd.worker.main",
 }
+# Ours alone need nothing that ``site`` looks for, which may take as long as all the rest; a worker
+# is also its user's.
+_OPTIONS: Final = {"nomarr-worker": ""}
 _PROGRAM: Final = """\
-#!{python}
+#!{python}{options}
+import gc
 import sys
 
+gc.disable()  # until all is imported: there is no garbage yet
 sys.path[:0] = {search!r}
 from {module} import main
 
+gc.enable()
 sys.exit(main())
 """
 
@@ -41,8 +47,16 @@ def make_directories(paths: Paths) -> None:
 def make_programs(directory: str, *, python: str = sys.executable, search: Sequence[str]) -> None:
     """The programs as scripts for this Python, which look for modules in ``search`` first."""
     os.makedirs(directory, 0o755, exist_ok=True)
+    packages = [path for path in sys.path if path.endswith("-packages")]
     for name, module in PROGRAMS.items():
         path = os.path.join(directory, name)
         with open(path, "w", encoding="utf-8") as file:
-            file.write(_PROGRAM.format(python=python, search=list(search), module=module))
+            file.write(
+                _PROGRAM.format(
+                    python=python,
+                    options=_OPTIONS.get(name, " -IS"),
+                    search=[*search, *packages],
+                    module=module,
+                )
+            )
         os.chmod(path, 0o755)  # noqa: S103 (a program is for everyone to run)

@@ -43,10 +43,12 @@ def _end_of(signature: str, begins: int) -> int:
         if kind not in _ALIGN:
             raise ValueError(f"no type of D-Bus: {signature!r:.80}")
         return begins + 1
-    begins += 1
-    while signature[begins : begins + 1] not in (")", "}"):
-        begins = _end_of(signature, begins)
-    return begins + 1
+    ends = begins + 1
+    while signature[ends : ends + 1] not in (")", "}"):
+        ends = _end_of(signature, ends)
+    if ends == begins + 1:
+        raise ValueError("a structure of nothing")
+    return ends + 1
 
 
 class Writer:

@@ -1,11 +1,12 @@
-"""Asking systemd about units without waiting for the answer: a thread runs one ``systemctl
-show`` for all questions that have gathered, and leaves when there are none.
+"""Asking systemd about units without waiting for the answer: a thread asks all questions that
+have gathered at once, and leaves when there are none.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import closing
 
 from nomarr_systemd.supervisor.loop import Loop
 from nomarr_systemd.supervisor.witness import PROPERTIES, Facts, read_facts
@@ -40,7 +41,8 @@ class Inquiry:
         units = sorted({unit for unit, _ in questions})
         shown: dict[str, dict[str, str]] = {}
         try:
-            shown = Manager(user=self._user).show(units, PROPERTIES)
+            with closing(Manager(user=self._user)) as manager:
+                shown = manager.show(units, PROPERTIES)
             self.error = ""
         except (ManagerError, ValueError) as error:
             self.error = str(error)

@@ -206,6 +206,37 @@ def test_what_was_lost_is_reconciled(lab: Lab) -> None:
     assert (record.invocation, record.kind, record.code) == (died, "signal", -9)
 
 
+def test_a_timer_that_fired_unheard_is_made_up_for(lab: Lab) -> None:
+    """systemd merges the start of a service into one that is under way: nobody rings then."""
+    install(lab)
+    silent = "[Service]\nExecStart=\nExecStart=/bin/true\n"
+    lab.write_unit("nomarr-restart@.service.d/90-silent.conf", silent)
+    lab.reload()
+    lab.start("tag-0")
+    died = kill(lab)
+    wait_for_record(lab, died, "scheduled")
+    timer = "nomarr-restart@tag-0.timer"
+    lab.wait_for(lambda: lab.get(timer, "SubState") == "elapsed", what="the backoff is over")
+    assert lab.get("tag-0", "ActiveState") == "failed"
+    lab.systemctl("start", "nomarr-reconcile.service")
+    wait_for_run(lab, died)
+    wait_for_record(lab, died, "started")
+    lab.wait_for(lambda: lab.get(timer, "SubState") == "dead", what="the timer is gone")
+
+
+def test_word_of_an_earlier_backoff_does_not_shorten_the_next(lab: Lab) -> None:
+    install(lab, SLOW)
+    lab.start("tag-0")
+    died = kill(lab)
+    wait_for_record(lab, died, "scheduled")
+    word = Path(lab.paths.pending, "due-tag-0")
+    word.write_text("DUE=1\nINSTANCE=tag-0\nEND=1\n")
+    lab.systemctl("start", "nomarr-reconcile.service")
+    assert not word.exists()
+    assert lab.get("tag-0", "ActiveState") == "failed"
+    assert lab.get("nomarr-restart@tag-0.timer", "SubState") == "waiting"
+
+
 def test_many_at_once_are_booked_once_each(lab: Lab) -> None:
     program = lab.write_program("worker", WORKER)
     lab.install(

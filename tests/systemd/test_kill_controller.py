@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.systemd.lab import Lab
+from tests.systemd.lab import BELL, Lab
 from tests.systemd.test_controller import account_of, wait_for_run
 
 # What changes a file, talks to somebody or starts a program.
@@ -44,10 +44,10 @@ watchdog_s = 3600
 
 def install(lab: Lab) -> None:
     lab.install(CONFIG.replace("{program}", lab.write_program("worker", WORKER)))
-    lab.start("tag-0")
     # The bell must not be answered: what is killed is started by the test.
-    lab.systemctl("stop", "nomarr-controller.socket", "nomarr-controller.service")
-    lab.systemctl("mask", "--runtime", "nomarr-controller.socket")
+    lab.write_unit("nomarr-controller.service.d/90-bell.conf", BELL)
+    lab.reload()
+    lab.start("tag-0")
 
 
 def reconcile(lab: Lab, *strace: str) -> subprocess.CompletedProcess[str]:

@@ -1,0 +1,101 @@
+"""The manager over its own socket, beside what systemctl says."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from nomarr_systemd.core.ids import parse_component
+from nomarr_systemd.host.manager import Manager, ManagerError, monotonic_ms
+from tests.systemd.lab import Lab
+
+TAG = parse_component("tag-0")
+POOL = """\
+[pool.tag]
+workers = 1
+command = ["/bin/sh", "-c", "systemd-notify --ready; exec sleep 1000"]
+watchdog_s = 3600
+"""
+PROPERTIES = (
+    *("ActiveState", "SubState", "LoadState", "InvocationID", "Result", "MainPID"),
+    *("ExecMainCode", "ExecMainStatus", "ExecMainStartTimestampMonotonic", "StatusText"),
+    *("ActiveEnterTimestampMonotonic", "ConditionResult"),
+)
+
+
+@pytest.fixture
+def manager(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[Manager]:
+    lab.install(POOL)
+    for name, value in lab.environment.items():
+        monkeypatch.setenv(name, value)
+    with contextlib.closing(Manager(user=True)) as manager:
+        yield manager
+
+
+def test_it_shows_what_systemctl_shows(lab: Lab, manager: Manager) -> None:
+    lab.start("tag-0")
+    units = [TAG.unit, "no-such.service"]
+    shown = manager.show([*units, "nomarr-workers.target"], PROPERTIES)
+    assert shown["nomarr-workers.target"]["Result"] == ""
+    for unit in units:
+        for name in PROPERTIES:
+            assert shown[unit][name] == lab.get(unit, name), (unit, name)
+    assert manager.show_manager("Version")["Version"].startswith("2")
+
+
+def test_it_starts_and_finds_the_failed(lab: Lab, manager: Manager) -> None:
+    manager.start(TAG.unit)
+    lab.wait_until("tag-0", "active")
+    lab.systemctl("kill", "--signal=SEGV", TAG.unit)
+    lab.wait_until("tag-0", "failed")
+    assert manager.list_failed("nomarr-worker@*.service") == [TAG.unit]
+    with pytest.raises(ManagerError, match=r"StartUnit no-such.service: Unit no-such.service not"):
+        manager.start("no-such.service")
+
+
+def test_a_timer_is_replaced_cancelled_and_stays_when_it_has_elapsed(
+    lab: Lab, manager: Manager
+) -> None:
+    assert manager.timer_state(TAG) == "dead"
+    for far_ms in (100_000, 200_000, 300_000):
+        manager.schedule_restart(TAG, monotonic_ms() + far_ms)
+        assert manager.timer_state(TAG) == "waiting"
+    manager.cancel_timer(TAG)
+    lab.wait_for(lambda: manager.timer_state(TAG) == "dead")
+    manager.cancel_timer(TAG)  # of none
+    manager.schedule_restart(TAG, monotonic_ms())
+    lab.wait_for(lambda: manager.timer_state(TAG) == "elapsed")
+    manager.schedule_restart(TAG, monotonic_ms() + 100_000)
+    assert manager.timer_state(TAG) == "waiting"
+
+
+def test_a_manager_that_executes_itself_anew_is_asked_again(lab: Lab, manager: Manager) -> None:
+    before = manager.show([TAG.unit], ["LoadState"])
+    lab.systemctl("daemon-reexec")
+    assert manager.show([TAG.unit], ["LoadState"]) == before
+
+
+def test_no_manager_is_an_error_of_ours(
+    lab: Lab, manager: Manager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", f"{lab.directory}/nowhere")
+    with pytest.raises(ManagerError, match=r"does not answer: .*No such file"):
+        manager.start(TAG.unit)
+
+
+def test_one_that_does_not_answer_is_given_up(
+    lab: Lab, manager: Manager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nomarr_systemd.host.manager._TIMEOUT_S", 0.3)
+    with contextlib.closing(Manager(user=True)) as slow:
+        os.kill(lab.pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(ManagerError, match="timed out"):
+                slow.show([TAG.unit], ["LoadState"])
+        finally:
+            os.kill(lab.pid, signal.SIGCONT)
+        lab.wait_for(lambda: manager.show([TAG.unit], ["LoadState"]))
