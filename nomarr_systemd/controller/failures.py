@@ -9,18 +9,22 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
+from nomarr_systemd.breaker import Breaker
+from nomarr_systemd.controller.death import Death
+from nomarr_systemd.controller.incidents import Incidents
 from nomarr_systemd.controller.pending import Pending, Waiting, due_file
 from nomarr_systemd.core.config import Config
-from nomarr_systemd.core.errors import NoSuchWorker, StoreError
-from nomarr_systemd.core.exits import EX_TEMPFAIL, Exit, classify
+from nomarr_systemd.core.errors import StoreError
+from nomarr_systemd.core.exits import EX_TEMPFAIL, classify
 from nomarr_systemd.core.ids import Component, next_start_job
-from nomarr_systemd.core.model import Failure, Moment, Rules, age_ms
+from nomarr_systemd.core.model import Failure, Moment, age_ms
 from nomarr_systemd.core.policy import decide_blind
 from nomarr_systemd.core.record import Record
 from nomarr_systemd.host import clock, control, journal
 from nomarr_systemd.host.files import remove
+from nomarr_systemd.host.holds import read_hold
 from nomarr_systemd.host.manager import SHUTDOWN, SUPERVISOR, Manager, monotonic_ms
 from nomarr_systemd.host.paths import Paths
 from nomarr_systemd.ledger import Ledger
@@ -41,15 +45,6 @@ Facts = dict[str, str]
 Effect = tuple[str, str, str]  # the component, the invocation, how far its decision has got
 
 
-class Death(NamedTuple):
-    """A failure ready to be booked, and what it was."""
-
-    component: Component
-    failure: Failure
-    exit: Exit
-    unmoved: bool = False  # the unit still is as this run left it, and nothing is about to start it
-
-
 class Controller:
     """One installation's failures. Its methods may be called by any number of processes."""
 
@@ -59,9 +54,10 @@ class Controller:
         self.manager = manager
         self.spool = Spool(paths.spool)
         self._store: Store | None = None
+        self._incidents: Incidents | None = None
 
     @property
-    def ledger(self) -> Ledger:
+    def store(self) -> Store:
         """Opened when it is needed: a store that is away must not keep the controller away."""
         if self._store is None:
             settings = self.config.store
@@ -72,7 +68,18 @@ class Controller:
                 ca_file=settings.ca_file,
             )
             self._store.publish_all()
-        return Ledger(self._store)
+        return self._store
+
+    @property
+    def ledger(self) -> Ledger:
+        return Ledger(self.store)
+
+    @property
+    def incidents(self) -> Incidents:
+        if self._incidents is None:
+            known = (self.paths, self.config, self.manager)
+            self._incidents = Incidents(*known, self.ledger, Breaker(self.store))
+        return self._incidents
 
     def close(self) -> None:
         if self._store is not None:
@@ -146,20 +153,7 @@ class Controller:
         return shown["ActiveState"] != "active" or since > started
 
     def read_hold(self, component: Component) -> str:
-        """Why the worker may not start; empty if it may."""
-        path = os.path.join(self.paths.hold, component.instance)
-        try:
-            with open(path, encoding="utf-8", errors="replace") as file:
-                return file.read(200).strip() or "held"
-        except FileNotFoundError:
-            return ""
-
-    def rules_for(self, component: Component) -> Rules:
-        """The policy of a worker; of one that is no longer configured, the default's."""
-        try:
-            return self.config.rules_for(component)
-        except NoSuchWorker:
-            return self.config.policy
+        return read_hold(self.paths, component)
 
     def book(self, deaths: Sequence[Death]) -> None:
         """Put them on record in one go, then carry the decisions out."""
@@ -167,8 +161,13 @@ class Controller:
             return
         try:
             deaths = [self._as_start_job(death) for death in deaths]
+            deaths = self.incidents.screen(deaths)
             booked = self.ledger.record_failures(
-                (death.component.component_id, death.failure, self.rules_for(death.component))
+                (
+                    death.component.component_id,
+                    death.failure,
+                    self.config.find_rules(death.component),
+                )
                 for death in deaths
             )
         except StoreError as error:
@@ -245,7 +244,13 @@ class Controller:
         return "started" if self.start_failed(component, record.invocation) else "done"
 
     def finish_backoff(self, component: Component) -> None:
-        """Start a worker whose backoff is over, if that is still wanted."""
+        """Start a worker whose backoff is over, if that is still wanted.
+
+        Nothing is done about one that is held: its timer stays as it is, elapsed, and the
+        reconciler comes back to it when the hold is gone.
+        """
+        if self.read_hold(component):
+            return
         try:
             records = self.ledger.account(component.component_id).records
         except StoreError:
@@ -262,8 +267,7 @@ class Controller:
         entries, _ = self.spool.read()
         for entry in reversed(entries):
             if entry.component_id == component.component_id and entry.decision.action == "restart":
-                if not self.read_hold(component):
-                    self.start_failed(component, entry.failure.invocation)
+                self.start_failed(component, entry.failure.invocation)
                 return
 
     def start_failed(self, component: Component, invocation: str) -> bool:
@@ -285,7 +289,7 @@ class Controller:
     def _spool(self, deaths: Iterable[Death]) -> None:
         now = clock.now()
         for component, failure, *_ in deaths:
-            decision = decide_blind(failure, self.rules_for(component))
+            decision = decide_blind(failure, self.config.find_rules(component))
             self.spool.write(Spooled(component.component_id, failure, decision, now))
             if decision.action == "restart":
                 self.manager.schedule_restart(component, monotonic_ms() + decision.delay_ms)

@@ -17,7 +17,7 @@ from typing import Final
 
 from nomarr_systemd.controller.failures import Controller, complain
 from nomarr_systemd.controller.pending import read_pending
-from nomarr_systemd.controller.reconcile import reconcile
+from nomarr_systemd.controller.reconcile import reconcile, see_to_incidents
 from nomarr_systemd.core.config import Config
 from nomarr_systemd.core.errors import ConfigError, NomarrError
 from nomarr_systemd.host.manager import Manager
@@ -25,6 +25,7 @@ from nomarr_systemd.host.notify import listen_fds, notify
 from nomarr_systemd.host.paths import SYSTEM_STATE, Paths
 
 IDLE_S: Final = 30.0
+CANARY_S: Final = 1.0  # how often the canary of an incident is looked at
 
 
 def read_config(paths: Paths) -> Config:
@@ -58,9 +59,10 @@ def serve(controller: Controller, fifo: int, *, idle_s: float = IDLE_S) -> None:
             while os.read(fifo, 65536):
                 pass
         controller.handle(read_pending(controller.paths.pending))
+        is_open = see_to_incidents(controller)
         # While nobody reads, systemd would keep all its signals for us.
         controller.manager.close()
-        if not poll.poll(idle_s * 1000):
+        if not poll.poll((CANARY_S if is_open else idle_s) * 1000) and not is_open:
             return
 
 

@@ -12,9 +12,11 @@ import signal
 import time
 from typing import Final
 
-from nomarr_systemd.controller.failures import Controller, Death, Facts
+from nomarr_systemd.controller.death import Death
+from nomarr_systemd.controller.failures import Controller, Facts, complain
 from nomarr_systemd.controller.pending import Pending, Waiting, read_pending
-from nomarr_systemd.core.exits import classify
+from nomarr_systemd.core.errors import StoreError
+from nomarr_systemd.core.exits import EX_TEMPFAIL, classify
 from nomarr_systemd.core.ids import (
     UNIT_PREFIX,
     UNIT_SUFFIX,
@@ -57,13 +59,31 @@ def _came_back(controller: Controller, since_ms: int) -> bool:
 def look_over(controller: Controller) -> None:
     """One pass."""
     controller.spool.replay(
-        controller.ledger, lambda name: controller.rules_for(parse_component(name))
+        controller.ledger, lambda name: controller.config.find_rules(parse_component(name))
     )
     controller.handle(read_pending(controller.paths.pending))
     controller.handle(Waiting(find_failed(controller), []))
+    controller.incidents.look_after()
+    finish_all(controller)
+    clear_stop_marks(controller.paths.stop)
+
+
+def finish_all(controller: Controller) -> None:
     for account, record in controller.ledger.unfinished():
         finish(controller, parse_component(account.component_id), record)
-    clear_stop_marks(controller.paths.stop)
+
+
+def see_to_incidents(controller: Controller) -> bool:
+    """Look after open incidents, and start what one that has ended held; whether any is open."""
+    try:
+        if not controller.incidents.were_open():
+            return False
+        is_open = controller.incidents.look_after()
+        finish_all(controller)
+    except StoreError as error:
+        complain(f"incidents are not looked after: the store is away ({error})")
+        return False
+    return is_open
 
 
 def clear_stop_marks(directory: str) -> None:
@@ -117,7 +137,8 @@ def finish(controller: Controller, component: Component, record: Record) -> None
         controller.ledger.set_effect(component.component_id, record.invocation, "done")
         return
     if record.action == "hold":
-        if not controller.read_hold(component) and supervisor["ActiveState"] == "active":
+        is_awaited = record.code == EX_TEMPFAIL and supervisor["ActiveState"] != "active"
+        if not controller.read_hold(component) and not is_awaited:
             controller.manager.start(component.unit)
             controller.ledger.set_effect(component.component_id, record.invocation, "done")
         return

@@ -93,6 +93,13 @@ class Config(NamedTuple):
         own = self._own(component)
         return own.rules if own else pool.rules
 
+    def find_rules(self, component: Component) -> Rules:
+        """The same for any worker; of one that is no longer configured, the default's."""
+        try:
+            return self.rules_for(component)
+        except NoSuchWorker:
+            return self.policy
+
     def origin_of(self, component: Component, rule: str) -> Origin:
         """Where the value of one of the worker's rules was written."""
         pool = self.pool_of(component)

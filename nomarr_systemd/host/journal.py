@@ -15,6 +15,8 @@ MESSAGE_IDS: Final = {
     "fail": "6a1f0c7b2f7a4d0c9c0e5d8b1a7e4f02",
     "hold": "6a1f0c7b2f7a4d0c9c0e5d8b1a7e4f03",
     "ignore": "6a1f0c7b2f7a4d0c9c0e5d8b1a7e4f04",
+    "incident-opened": "6a1f0c7b2f7a4d0c9c0e5d8b1a7e4f05",
+    "incident-closed": "6a1f0c7b2f7a4d0c9c0e5d8b1a7e4f06",
 }
 _PRIORITIES: Final = {"restart": 4, "fail": 2, "hold": 5, "ignore": 6}
 
@@ -40,6 +42,20 @@ def write_decision(component: Component, record: Record, line: str, *, user: boo
         NOMARR_LIFETIME=f"{record.lifetime_used}/{record.lifetime_limit}",
         NOMARR_REASON=record.text,
         **{unit_field: component.unit},
+    )
+
+
+def write_incident(pool: str, text: str, *, opened: bool) -> None:
+    """One entry when an outage of a pool begins, one when it is over."""
+    from systemd import journal
+
+    journal.send(
+        text,
+        MESSAGE_ID=MESSAGE_IDS["incident-opened" if opened else "incident-closed"],
+        PRIORITY=3 if opened else 5,
+        SYSLOG_IDENTIFIER="nomarr-controller",
+        NOMARR_POOL=pool,
+        NOMARR_REASON=text,
     )
 
 

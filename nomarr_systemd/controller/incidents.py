@@ -1,0 +1,197 @@
+"""Outages of a whole pool: its workers are held and not blamed, one canary is tried, and all follow
+when that is healthy (DESIGN §12).
+
+Everything an incident asks for is derived from its document, so it may be done again by whoever
+comes next. A hold is the file that pauses use, with other words in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from nomarr_systemd.breaker import Breaker
+from nomarr_systemd.controller.death import Death
+from nomarr_systemd.core.config import Config
+from nomarr_systemd.core.errors import BadName
+from nomarr_systemd.core.ids import Component, parse_component
+from nomarr_systemd.core.model import Moment, age_ms
+from nomarr_systemd.core.outage import LEAST, SPAN_MS, Incident, Loss, find_outage
+from nomarr_systemd.host import clock, control, journal
+from nomarr_systemd.host.holds import held_instances, read_hold, remove_hold, write_hold
+from nomarr_systemd.host.manager import Manager
+from nomarr_systemd.host.paths import Paths
+from nomarr_systemd.ledger import Ledger
+
+_MARK: Final = "incident:"
+
+
+class Incidents:
+    """Those of one installation. Every method may be called by any number of processes."""
+
+    def __init__(
+        self, paths: Paths, config: Config, manager: Manager, ledger: Ledger, breaker: Breaker
+    ) -> None:
+        self._paths = paths
+        self._config = config
+        self._manager = manager
+        self._ledger = ledger
+        self._breaker = breaker
+        self._losses: dict[str, list[Loss]] = {}  # of each pool that had any, the latest
+
+    def screen(self, deaths: Sequence[Death]) -> list[Death]:
+        """The same deaths; those that belong to an outage say so, and its members are held."""
+        pools = {death.component.pool for death in deaths if death.is_to_blame}
+        incidents = {pool: self._find_or_open(pool, deaths) for pool in sorted(pools)}
+        screened = []
+        for death in deaths:
+            incident = incidents.get(death.component.pool)
+            name = death.component.component_id
+            if incident is None or not death.is_to_blame or name == incident.canary:
+                screened.append(death)
+                continue
+            if name not in incident.members:
+                incident = self._breaker.add(incident.pool, name) or incident
+            self._hold(death.component, incident.text)
+            failure = death.failure._replace(incident=incident.text.removeprefix(f"{_MARK} "))
+            screened.append(death._replace(failure=failure))
+        return screened
+
+    def were_open(self) -> bool:
+        """Whether there is one to look after."""
+        return any(not incident.closed for incident in self._breaker.incidents())
+
+    def look_after(self) -> bool:
+        """See every incident through; whether one is still open."""
+        still_open = False
+        open_pools = set()
+        for incident in self._breaker.incidents():
+            if incident.closed:
+                continue
+            self._settle(incident)
+            if self._has_ended(incident):
+                continue
+            open_pools.add(incident.pool)
+            still_open = True
+        self._release(open_pools)
+        return still_open
+
+    def close(self, pool: str, why: str) -> bool:
+        """A person's word, or the canary's: the pool may run. False if there was no incident."""
+        closed = self._breaker.close(pool, why, clock.now())
+        if closed:
+            journal.write_incident(pool, f"incident of {pool} is closed: {why}", opened=False)
+        return closed
+
+    def _find_or_open(self, pool: str, deaths: Iterable[Death]) -> Incident | None:
+        """The pool's open incident, or one that these deaths make."""
+        last = self._breaker.get(pool)
+        if last is not None and not last.closed:
+            return last
+        workers = [each for each in self._config.components() if each.pool == pool]
+        now = clock.now()
+        if len(workers) < LEAST or (
+            last is not None
+            and age_ms(last.opened, now) < self._config.find_rules(workers[0]).window_s * 1000
+        ):
+            return None
+        booked = self._recall(workers, now)
+        fresh = [
+            Loss(death.component.component_id, death.failure.invocation, *death.failure[1:3], now)
+            for death in deaths
+            if death.component.pool == pool and death.is_to_blame
+        ]
+        self._losses[pool] = [*booked, *fresh]
+        outage = find_outage(self._losses[pool], len(workers), now)
+        if not outage:
+            return None
+        first = outage[0]
+        known = {(loss.component_id, loss.invocation) for loss in booked}
+        refunds = tuple(
+            (loss.component_id, loss.invocation)
+            for loss in outage[1:]
+            if (loss.component_id, loss.invocation) in known
+        )
+        members = tuple(loss.component_id for loss in outage)
+        made = Incident(pool, first.kind, first.code, now, first.component_id, members, refunds)
+        incident = self._breaker.open(made)
+        if incident == made:
+            text = f"{made.text}; {made.canary} is tried alone, the others wait and are not blamed"
+            journal.write_incident(pool, text, opened=True)
+        self._settle(incident)
+        return incident
+
+    def _recall(self, workers: Sequence[Component], now: Moment) -> list[Loss]:
+        """The deaths of late that these workers of a pool were blamed for.
+
+        By heart; at first from the ledger, since a controller before this one may have been
+        killed a moment ago.
+        """
+        pool = workers[0].pool
+        if pool in self._losses:
+            return [loss for loss in self._losses[pool] if age_ms(loss.moment, now) < SPAN_MS]
+        return [
+            Loss(worker.component_id, record.invocation, record.kind, record.code, record.moment)
+            for worker in workers
+            for record in self._ledger.account(worker.component_id).records[-3:]
+            if record.action in ("restart", "fail") and age_ms(record.moment, now) < SPAN_MS
+        ]
+
+    def _settle(self, incident: Incident) -> None:
+        """Give back what the first deaths cost, and hold what is down."""
+        for name, invocation in incident.refunds:
+            component = parse_component(name)
+            rules = self._config.find_rules(component)
+            self._ledger.refund(name, invocation, rules, incident.text)
+        members = [parse_component(name) for name in incident.members if name != incident.canary]
+        shown = self._manager.show([each.unit for each in members], ["ActiveState", "LoadState"])
+        for component in members:
+            unit = shown[component.unit]
+            if unit["ActiveState"] == "failed" and unit["LoadState"] != "masked":
+                self._hold(component, incident.text)
+
+    def _has_ended(self, incident: Incident) -> bool:
+        """Close it if the canary lives or none is left; elect another if this one is out."""
+        canary = parse_component(incident.canary)
+        unit = self._manager.show([canary.unit], ["ActiveState", "LoadState"])[canary.unit]
+        if unit["LoadState"] != "masked" and unit["ActiveState"] != "inactive":
+            if unit["ActiveState"] != "active" or not self._is_healthy(canary):
+                return False
+            return self.close(incident.pool, f"{incident.canary} is healthy")
+        others = [parse_component(name) for name in incident.members if name != incident.canary]
+        shown = self._manager.show([each.unit for each in others], ["LoadState"])
+        for other in others:
+            if shown[other.unit]["LoadState"] != "masked" and self._is_held(other):
+                if self._breaker.elect(incident.pool, other.component_id) is None:
+                    return True
+                remove_hold(self._paths, other)  # the hold on record is then finished
+                return False
+        return self.close(incident.pool, "no worker is left to try")
+
+    def _is_healthy(self, canary: Component) -> bool:
+        """By the supervisor; without one, systemd's word that it runs must do."""
+        answer = control.ask(self._paths.live, {"op": "snapshot"})
+        if not answer:
+            return True
+        return any(
+            each.get("component") == canary.component_id and each.get("status") == "healthy"
+            for each in answer.get("workers", [])
+        )
+
+    def _release(self, open_pools: set[str]) -> None:
+        """Take away the holds of incidents that are over; the reconciler starts what they held."""
+        for name in held_instances(self._paths):
+            try:
+                component = parse_component(name)
+            except BadName:
+                continue
+            if component.pool not in open_pools and self._is_held(component):
+                remove_hold(self._paths, component)
+
+    def _hold(self, component: Component, text: str) -> None:
+        """Unless it is held already, by a person perhaps, whose word is the stronger."""
+        if not read_hold(self._paths, component):
+            write_hold(self._paths, component, text)
+
+    def _is_held(self, component: Component) -> bool:
+        return read_hold(self._paths, component).startswith(_MARK)

@@ -1,0 +1,175 @@
+"""A whole pool dies of the same cause: one incident, nobody masked, all back when it is over."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+from nomarr_systemd.breaker import Breaker
+from nomarr_systemd.core.account import Account
+from nomarr_systemd.core.outage import Incident
+from nomarr_systemd.core.record import Record
+from nomarr_systemd.ledger import Ledger
+from nomarr_systemd.store.opening import open_store
+from tests.systemd.lab import Lab
+
+WORKERS = 4
+NAMES = [f"tag-{number}" for number in range(WORKERS)]
+WORKER = """\
+#!/bin/sh
+# Runs for as long as what all of them need is there.
+[ -e {needed} ] || exit 1
+systemd-notify --ready --pid=$$
+trap "exit 1" TERM
+while :; do sleep 1000 & wait $!; done
+"""
+CONFIG = """\
+[policy]
+backoff_base_s = {backoff_s}
+backoff_multiplier = 1
+backoff_jitter = 0
+max_restarts = {max_restarts}
+max_lifetime_restarts = 0
+
+[health]
+startup_timeout_s = 3600
+
+[pool.tag]
+workers = 4
+command = ["{program}"]
+watchdog_s = 3600
+"""
+
+
+class Pool:
+    """Four workers that need a file."""
+
+    def __init__(self, lab: Lab, *, backoff_s: float = 0.2, max_restarts: int = 100) -> None:
+        self.lab = lab
+        self.needed = Path(lab.directory, "needed")
+        self.needed.touch()
+        text = WORKER.replace("{needed}", str(self.needed))
+        config = CONFIG.replace("{program}", lab.write_program("worker", text))
+        config = config.replace("{backoff_s}", str(backoff_s))
+        lab.install(config.replace("{max_restarts}", str(max_restarts)))
+        lab.systemctl("start", "nomarr-controller.socket")
+        lab.start(*NAMES)
+
+    def break_down(self) -> None:
+        """What they need is gone, and all notice at once."""
+        self.needed.unlink()
+        for pid in [self.lab.main_pid(name) for name in NAMES]:
+            os.kill(pid, signal.SIGTERM)
+
+    def incident(self) -> Incident | None:
+        with Store(self.lab) as store:
+            return Breaker(store.store).get("tag")
+
+    def account(self, name: str) -> Account:
+        with Store(self.lab) as store:
+            return Ledger(store.store).account(f"worker:{name.replace('-', ':')}")
+
+    def records(self, name: str, *actions: str) -> list[Record]:
+        return [each for each in self.account(name).records if each.action in actions]
+
+    def wait_for_incident(self, *, closed: bool = False) -> Incident:
+        def look() -> Incident | None:
+            found = self.incident()
+            return found if found is not None and bool(found.closed) == closed else None
+
+        return self.lab.wait_for(look, what="the incident")  # type: ignore[return-value]
+
+    def states(self) -> list[str]:
+        return [self.lab.get(name, "ActiveState") for name in NAMES]
+
+
+class Store:
+    def __init__(self, lab: Lab) -> None:
+        self.store = open_store(lab.config.store.url, "policy")
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.store.close()
+
+
+def test_an_outage_blames_nobody_and_ends_by_itself(lab: Lab) -> None:
+    pool = Pool(lab)
+    pool.break_down()
+    opened = pool.wait_for_incident()
+    assert opened.canary in opened.members
+    assert len(opened.members) >= 3
+    canary = opened.canary.removeprefix("worker:").replace(":", "-")
+    others = [name for name in NAMES if name != canary]
+    for name in others:
+        lab.wait_until(name, "failed")
+        lab.wait_for(lambda: Path(lab.paths.hold, name).exists(), what="a hold")  # noqa: B023
+    # The canary tries again and again, at its own cost; the others lie still.
+    lab.wait_for(lambda: len(pool.records(canary, "restart")) >= 4, what="the canary's tries")
+    runs = {name: lab.get(name, "InvocationID") for name in others}
+    pool.needed.touch()
+    closed = pool.wait_for_incident(closed=True)
+    assert closed.closed == f"{opened.canary} is healthy"
+    lab.wait_for(lambda: pool.states() == ["active"] * WORKERS, what="all run")
+    for name in others:
+        assert lab.get(name, "InvocationID") != runs[name]
+        account = pool.account(name)
+        assert pool.records(name, "fail") == []
+        given_back = {record.invocation for record in pool.records(name, "refund")}
+        blamed = {record.invocation for record in pool.records(name, "restart")}
+        assert blamed <= given_back
+        assert not any(account.window.values()), "the window is untouched"
+    assert os.listdir(lab.paths.hold) == []
+    said = lab.journal("-o", "cat", "NOMARR_POOL=tag")
+    assert said.count("is tried alone") == said.count("is closed") == 1
+
+
+def test_a_second_outage_within_the_window_counts(lab: Lab) -> None:
+    pool = Pool(lab)
+    pool.break_down()
+    pool.wait_for_incident()
+    pool.needed.touch()
+    first = pool.wait_for_incident(closed=True)
+    lab.wait_for(lambda: pool.states() == ["active"] * WORKERS, what="all run")
+    before = {name: len(pool.records(name, "restart")) for name in NAMES}
+    pool.break_down()
+    for name in NAMES:
+        lab.wait_for(
+            lambda: len(pool.records(name, "restart")) >= before[name] + 2,  # noqa: B023
+            what="it counts",
+        )
+    again = pool.incident()
+    assert again is not None
+    assert again.opened == first.opened
+
+
+def test_a_canary_that_fails_for_good_is_followed_by_the_next(lab: Lab) -> None:
+    pool = Pool(lab, backoff_s=0.1, max_restarts=1)
+    pool.break_down()
+    opened = pool.wait_for_incident()
+    lab.wait_for(
+        lambda: (found := pool.incident()) is not None and found.canary != opened.canary,
+        what="another canary",
+    )
+    closed = pool.wait_for_incident(closed=True)
+    assert closed.closed == "no worker is left to try"
+    lab.wait_for(
+        lambda: all(lab.get(name, "LoadState") == "masked" for name in NAMES), what="all masked"
+    )
+    assert os.listdir(lab.paths.hold) == []
+
+
+def test_an_incident_outlives_the_controller(lab: Lab) -> None:
+    pool = Pool(lab)
+    pool.break_down()
+    pool.wait_for_incident()
+    for name in NAMES:
+        lab.wait_until(name, "failed")
+    lab.systemctl("kill", "--signal=KILL", "nomarr-controller.service")
+    pool.needed.touch()
+    lab.systemctl("start", "nomarr-reconcile.service")
+    pool.wait_for_incident(closed=True)
+    lab.systemctl("start", "nomarr-reconcile.service")
+    lab.wait_for(lambda: pool.states() == ["active"] * WORKERS, what="all run")
