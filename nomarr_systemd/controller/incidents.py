@@ -41,13 +41,13 @@ class Incidents:
 
     def screen(self, deaths: Sequence[Death]) -> list[Death]:
         """The same deaths; those that belong to an outage say so, and its members are held."""
-        pools = {death.component.pool for death in deaths if death.is_to_blame}
+        pools = {death.component.pool for death in deaths if self._is_loss(death)}
         incidents = {pool: self._find_or_open(pool, deaths) for pool in sorted(pools)}
         screened = []
         for death in deaths:
             incident = incidents.get(death.component.pool)
             name = death.component.component_id
-            if incident is None or not death.is_to_blame or name == incident.canary:
+            if incident is None or not self._is_loss(death) or name == incident.canary:
                 screened.append(death)
                 continue
             if name not in incident.members:
@@ -56,6 +56,11 @@ class Incidents:
             failure = death.failure._replace(incident=incident.text.removeprefix(f"{_MARK} "))
             screened.append(death._replace(failure=failure))
         return screened
+
+    def _is_loss(self, death: Death) -> bool:
+        """Neither excused nor final by its own word, as a mistake in the configuration is."""
+        rules = self._config.find_rules(death.component)
+        return death.is_to_blame and death.failure.code not in rules.never_restart
 
     def were_open(self) -> bool:
         """Whether there is one to look after."""
@@ -99,7 +104,7 @@ class Incidents:
         fresh = [
             Loss(death.component.component_id, death.failure.invocation, *death.failure[1:3], now)
             for death in deaths
-            if death.component.pool == pool and death.is_to_blame
+            if death.component.pool == pool and self._is_loss(death)
         ]
         self._losses[pool] = [*booked, *fresh]
         outage = find_outage(self._losses[pool], len(workers), now)

@@ -237,21 +237,51 @@ def test_word_of_an_earlier_backoff_does_not_shorten_the_next(lab: Lab) -> None:
     assert lab.get("nomarr-restart@tag-0.timer", "SubState") == "waiting"
 
 
-def test_many_at_once_are_booked_once_each(lab: Lab) -> None:
+MANY = 200
+
+
+def test_two_hundred_at_once(lab: Lab) -> None:
+    """A record and a timer each; then all fail for good, and are masked in few batches."""
     program = lab.write_program("worker", WORKER)
     lab.install(
-        f'{SLOW}\n[pool.tag]\nworkers = 40\ncommand = ["{program}", "0"]\nwatchdog_s = 3600\n'
+        f'{SLOW}\n[pool.tag]\nworkers = {MANY}\ncommand = ["{program}", "78"]\n'
+        "watchdog_s = 3600\n[pool.tag.unit]\nLimitCORE = 0\n"
     )
     lab.systemctl("start", "nomarr-controller.socket")
-    names = [f"tag-{number}" for number in range(40)]
+    names = [f"tag-{number}" for number in range(MANY)]
     lab.start(*names)
-    died = {name: lab.get(name, "InvocationID") for name in names}
-    for pid in [lab.main_pid(name) for name in names]:
-        os.kill(pid, signal.SIGKILL)
+    died = show_all(lab, names, "InvocationID")
+    # Not alike: that would be an incident.
+    for number, pid in enumerate(show_all(lab, names, "MainPID").values()):
+        os.kill(int(pid), (signal.SIGKILL, signal.SIGSEGV, signal.SIGFPE)[number % 3])
     for name in names:
         wait_for_record(lab, died[name], "scheduled", name)
         assert len(records_of(lab, name)) == 1
-        assert lab.get(f"nomarr-restart@{name}.timer", "ActiveState") == "active"
+    timers = lab.systemctl("list-units", "--plain", "--no-legend", "nomarr-restart@*.timer")
+    assert sorted(line.split()[0] for line in timers.splitlines()) == sorted(
+        f"nomarr-restart@{name}.timer" for name in names
+    )
+
+    lab.start(*names)
+    reloads = lab.journal("-o", "cat").count("Reloading.")
+    for pid in show_all(lab, names, "MainPID").values():
+        os.kill(int(pid), signal.SIGTERM)
+    lab.wait_for(
+        lambda: set(show_all(lab, names, "LoadState").values()) == {"masked"},
+        timeout_s=60,
+        what="all are masked",
+    )
+    for name in names:
+        assert [each.action for each in records_of(lab, name)] == ["restart", "fail"]
+    batches = lab.journal("-o", "cat").count("Reloading.") - reloads
+    print(f"{MANY} masks with {batches} reloads")
+    assert batches < MANY / 4
+
+
+def show_all(lab: Lab, names: list[str], name: str) -> dict[str, str]:
+    units = [f"nomarr-worker@{each}.service" for each in names]
+    text = lab.systemctl("show", f"--property={name}", "--value", *units)
+    return dict(zip(names, text.split(), strict=True))
 
 
 def test_a_store_that_is_away_loses_no_failure(lab: Lab) -> None:
