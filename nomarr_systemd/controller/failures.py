@@ -6,9 +6,11 @@ what got lost on the way is found by ``reconcile``.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from nomarr_systemd.breaker import Breaker
@@ -19,7 +21,7 @@ from nomarr_systemd.core.config import Config
 from nomarr_systemd.core.errors import StoreError
 from nomarr_systemd.core.exits import EX_TEMPFAIL, classify
 from nomarr_systemd.core.ids import Component, next_start_job
-from nomarr_systemd.core.model import Failure, Moment, age_ms
+from nomarr_systemd.core.model import Failure, Moment
 from nomarr_systemd.core.policy import decide_blind
 from nomarr_systemd.core.record import Record
 from nomarr_systemd.host import clock, control, journal
@@ -86,6 +88,17 @@ class Controller:
             self._store.close()
             self._store = None
         self.manager.close()
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """One process at a time: what is done twice does no harm, but is told twice."""
+        path = os.path.join(self.paths.runtime, "nomarr", "lock")
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
 
     def handle(self, waiting: Waiting) -> None:
         """Book failures, carry out what was decided, finish backoffs, and clear it all away."""
@@ -194,12 +207,7 @@ class Controller:
             return death
         account = self.ledger.account(death.component.component_id)
         last = account.find_last(death.failure.invocation)
-        if (
-            last is None
-            or last.action != "restart"
-            or last.effect not in ("scheduled", "started")
-            or age_ms(last.due, clock.now()) == 0
-        ):
+        if last is None or last.action != "restart" or last.effect != "started":
             return death
         job = classify("", start_job=True)
         name = next_start_job(last.invocation)

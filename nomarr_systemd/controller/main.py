@@ -58,8 +58,9 @@ def serve(controller: Controller, fifo: int, *, idle_s: float = IDLE_S) -> None:
         with contextlib.suppress(BlockingIOError):
             while os.read(fifo, 65536):
                 pass
-        controller.handle(read_pending(controller.paths.pending))
-        is_open = see_to_incidents(controller)
+        with controller.alone():
+            controller.handle(read_pending(controller.paths.pending))
+            is_open = see_to_incidents(controller)
         # While nobody reads, systemd would keep all its signals for us.
         controller.manager.close()
         if not poll.poll((CANARY_S if is_open else idle_s) * 1000) and not is_open:

@@ -46,7 +46,8 @@ def reconcile(controller: Controller) -> None:
     begun_ms = -1
     while _came_back(controller, begun_ms):
         begun_ms = monotonic_ms()
-        look_over(controller)
+        with controller.alone():
+            look_over(controller)
 
 
 def _came_back(controller: Controller, since_ms: int) -> bool:
