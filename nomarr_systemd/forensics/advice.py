@@ -22,7 +22,7 @@ def advise(certificate: Certificate) -> list[Advice]:
     unit, instance = scene.component.unit, scene.component.instance
     found: list[Advice] = []
     if certificate.death:
-        found += _for_death(certificate, certificate.death, systemctl)
+        found += _for_death(certificate, certificate.death, systemctl, ours)
         if certificate.death.invocation and certificate.lines:
             command = journal_command(certificate)
             found.append(Advice("Everything the journal has of this run:", command))
@@ -50,7 +50,9 @@ def journal_command(certificate: Certificate) -> str:
     return f"journalctl _SYSTEMD_INVOCATION_ID={run} + {field}={run}"
 
 
-def _for_death(certificate: Certificate, death: Death, systemctl: str) -> Iterator[Advice]:
+def _for_death(
+    certificate: Certificate, death: Death, systemctl: str, ours: str
+) -> Iterator[Advice]:
     scene = certificate.scene
     unit, pool = scene.component.unit, scene.component.pool
     match death.kind:
@@ -70,7 +72,7 @@ def _for_death(certificate: Certificate, death: Death, systemctl: str) -> Iterat
             yield Advice(
                 f"Give it more memory: MemoryMax ={limit} in [pool.{pool}.unit] of nomarr.toml; or"
                 " run fewer workers at a time. Then:",
-                "nomarrctl apply",
+                f"{ours} apply",
             )
         case "watchdog":
             yield Advice(
@@ -98,7 +100,7 @@ def _for_death(certificate: Certificate, death: Death, systemctl: str) -> Iterat
         case "signal" | "core-dump":
             yield from _for_signal(certificate, death)
         case _:
-            yield from _for_exit(certificate, death, systemctl)
+            yield from _for_exit(death, systemctl)
 
 
 def _for_setup(death: Death, unit: str, pool: str, user: str, systemctl: str) -> Iterator[Advice]:
@@ -136,13 +138,11 @@ def _for_signal(certificate: Certificate, death: Death) -> Iterator[Advice]:
         )
 
 
-def _for_exit(certificate: Certificate, death: Death, systemctl: str) -> Iterator[Advice]:
-    ours = "nomarrctl --user" if certificate.scene.paths.user else "nomarrctl"
+def _for_exit(death: Death, systemctl: str) -> Iterator[Advice]:
     if death.code == EX_CONFIG:
         yield Advice(
             "It says that its configuration is wrong, so it is not restarted: correct what it"
-            " names, then:",
-            f"{ours} reset --start {certificate.scene.component.instance}",
+            " names."
         )
     elif death.code == EX_TEMPFAIL:
         yield Advice(

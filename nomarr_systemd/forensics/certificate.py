@@ -21,6 +21,7 @@ from nomarr_systemd.host.manager import Manager, ManagerError
 
 PATIENCE_S: Final = 0.6  # for the journal: the whole report is to take less than a second
 MAX_FRAMES: Final = 12
+SLICE: Final = "nomarr.slice"
 _NEVER_RAN: Final = range(200, 244)  # systemd's own statuses: the program was not even started
 
 
@@ -77,6 +78,8 @@ def issue(scene: Scene, invocation: str, record: Record | None) -> Certificate:
     """The report on one run, or on a worker that never died."""
     with Journal(deadline=time.monotonic() + PATIENCE_S) as journal:
         where = Where(scene.component, scene.paths.user, _cgroup_of(scene))
+        if scene.paths.user and scene.invocation == invocation:
+            where = where._replace(pid=scene.facts.get("ExecMainPID", "").removeprefix("0"))
         certificate = _report(scene, journal, where, invocation, record)
         return certificate._replace(
             notes=(*scene.notes, *_journal_notes(scene, journal, certificate), *certificate.notes)
@@ -188,6 +191,8 @@ def count_repeats(
     """Compare with every death on record, as far as the journal and the time allowed reach."""
     records = [each for each in scene.account.records if each.action in DECISIONS and each.kind]
     deaths = len(records)
+    if not records:
+        return None
     if all(each.invocation != death.invocation for each in records):
         deaths += 1
     count, unknown = 1, 0
@@ -212,6 +217,7 @@ def _is_same(journal: Journal, where: Where, record: Record, mark: str) -> bool 
         return True
     if journal.cut_short:
         return None
+    where = where._replace(pid="")  # which was this run's alone
     run_ms = 60_000 if record.run_ms is None else record.run_ms + 1500
     log = runlog.read_end(
         journal,
@@ -223,6 +229,8 @@ def _is_same(journal: Journal, where: Where, record: Record, mark: str) -> bool 
     )
     if log is None:
         return None
+    if not log.lines and mark != fingerprint(record.kind, record.code, None):
+        return None  # it may have said something that is lost
     trace, is_cause = choose_trace(record.kind, log.traces)
     return fingerprint(record.kind, record.code, trace if is_cause else None) == mark
 
@@ -336,8 +344,9 @@ def _cgroup_of(scene: Scene) -> str:
         return ""
     if known := scene.facts.get("ControlGroup"):
         return known
-    parts = scene.facts.get("Slice", "").removesuffix(".slice").split("-")
-    slices = ["-".join(parts[: n + 1]) + ".slice" for n in range(len(parts)) if parts != [""]]
+    # A masked unit has no properties of its own left: then the slice is the template's.
+    parts = (scene.facts.get("Slice") or SLICE).removesuffix(".slice").split("-")
+    slices = ["-".join(parts[: n + 1]) + ".slice" for n in range(len(parts))]
     try:
         top = Manager(user=True).show_manager("ControlGroup")["ControlGroup"]
     except (ManagerError, KeyError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from nomarr_systemd.core.plaintext import clean
@@ -12,10 +12,20 @@ from nomarr_systemd.core.record import Record
 from nomarr_systemd.core.words import describe_ms
 from nomarr_systemd.forensics.advice import advise, journal_command
 from nomarr_systemd.forensics.certificate import Certificate
+from nomarr_systemd.forensics.runlog import Line
 
 SCHEMA: Final = "nomarr.why/1"
 LINES_SHOWN: Final = 25
 FRAMES_SHOWN: Final = 6
+_ABOVE: Final = "(the trace that is shown above)"
+_NAMES: Final = 10  # the width of what names a fact
+_FRAME_FIELDS: Final = frozenset(
+    [
+        *("component_id", "seq", "status", "phase", "job", "progress_age_s", "pid", "invocation"),
+        *("metrics", "recover_for_s"),
+    ]
+)
+_HEALTH_KINDS: Final = ("watchdog", "stale", "invalid-heartbeat", "recovery-timeout")
 
 
 def to_json(certificate: Certificate) -> dict[str, Any]:
@@ -112,15 +122,11 @@ def render(
     )
 
     def wrap(text: str, indent: int = 2, hang: int = 0) -> str:
-        lead = " " * indent
-        return textwrap.fill(
-            text,
-            min(width, 100),
-            initial_indent=lead,
-            subsequent_indent=lead + " " * hang,
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
+        return _wrap(text, min(width, 100), " " * indent, " " * (indent + hang))
+
+    def fact(text: str, name: str) -> str:
+        lead = " " * _NAMES
+        return paint(f"{name:{_NAMES}}", "dim") + _wrap(text, width, lead, lead)[_NAMES:]
 
     def verbatim(text: str, indent: int = 2, hang: int = 4) -> str:
         lead = " " * indent
@@ -133,6 +139,7 @@ def render(
 
     environment.filters |= {
         "wrap": wrap,
+        "fact": fact,
         "verbatim": verbatim,
         "paint": paint,
         "duration": describe_ms,
@@ -141,7 +148,8 @@ def render(
         "size": show_size,
         "frame": show_frame,
     }
-    shown = certificate.lines[-LINES_SHOWN:]
+    lines = _without_trace(certificate)
+    shown = lines[-LINES_SHOWN:]
     return environment.get_template(template).render(
         c=certificate,
         scene=certificate.scene,
@@ -150,13 +158,11 @@ def render(
         trace=certificate.trace,
         repeats=certificate.repeats,
         lines=shown,
-        hidden=len(certificate.lines) - len(shown),
+        hidden=len(lines) - len(shown),
         frames=certificate.frames[-FRAMES_SHOWN:],
-        ago=certificate.death
-        and describe_ms(max(0, certificate.scene.now.wall_ms - certificate.death.at_ms)),
         advice=advise(certificate),
         command=journal_command(certificate),
-        width=min(width, 100),
+        facts=list(_facts_of(certificate)),
         made=show_moment(certificate.scene.now.wall_ms),
     )
 
@@ -196,10 +202,62 @@ def show_frame(fields: dict[str, Any]) -> str:
                 parts.append(f"progress {value} s ago")
             case _:
                 parts.append(str(value))
-    known = ("component_id", "seq", "status", "phase", "job", "progress_age_s", "pid", "invocation")
-    others = [f"{name}={value}" for name, value in fields.items() if name not in known and value]
-    return clean("  ".join([*map(str, parts), *_flat(others)]), 300)
+    metrics = fields.get("metrics")
+    if isinstance(metrics, dict):
+        parts += [f"{name}={value}" for name, value in metrics.items() if value]
+    parts += [f"{name}={value}" for name, value in fields.items() if name not in _FRAME_FIELDS]
+    return clean("  ".join(parts).replace("\n", " "), 300)
 
 
-def _flat(texts: Sequence[str]) -> list[str]:
-    return [text.replace("\n", " ")[:120] for text in texts]
+def _facts_of(certificate: Certificate) -> Iterator[tuple[str, str]]:
+    """The short facts, each with its name."""
+    death, dump = certificate.death, certificate.coredump
+    if death:
+        ago = describe_ms(max(0, certificate.scene.now.wall_ms - death.at_ms))
+        ran = death.run_ms is not None and not death.never_ran
+        after = f", after a run of {describe_ms(death.run_ms or 0)}" if ran else ""
+        yield "when", f"{show_moment(death.at_ms)} ({ago} ago){after}"
+        yield "class", death.kind + (f", code {death.code}" if death.kind != "start-job" else "")
+        if death.invocation:
+            yield "run", death.invocation
+        if death.job:
+            yield "job", death.job
+        age_s = death.progress_age_s
+        if age_s is not None and (age_s >= 1 or death.kind in _HEALTH_KINDS):
+            age = describe_ms(int(min(max(age_s, 0), 1e9) * 1000))
+            yield "progress", f"the last was {age} before the last frame"
+        if death.memory_peak or (death.kind == "oom" and death.memory_max):
+            peak = show_size(death.memory_peak) if death.memory_peak else "unknown"
+            limit = death.memory_max
+            known = f", the limit is {show_size(int(limit))}" if limit.isdigit() else ""
+            yield "memory", f"peak {peak}{known}"
+    if dump:
+        kept = "" if dump.file else " (the dump itself was not kept)"
+        yield "core dump", f"coredumpctl info {dump.pid}{kept}"
+    for need in certificate.broken:
+        yield "needs", need
+    yield "now", certificate.now
+
+
+def _without_trace(certificate: Certificate) -> list[Line]:
+    """The journal's lines; those that are shown as the trace already, in one."""
+    own = frozenset(certificate.trace.lines) if certificate.trace else frozenset()
+    found: list[Line] = []
+    for line in certificate.lines:
+        if line.text in own and line.text.strip():
+            if found and found[-1].text == _ABOVE:
+                continue
+            line = line._replace(text=_ABOVE)
+        found.append(line)
+    return found
+
+
+def _wrap(text: str, width: int, first: str, others: str) -> str:
+    return textwrap.fill(
+        text,
+        width,
+        initial_indent=first,
+        subsequent_indent=others,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

@@ -2,7 +2,7 @@
 
 Where journald knows the invocation of a line, that decides. It does not always: in a user manager
 whose cgroups it cannot place, and for lines that it read after the process was gone. Those belong
-to the run by unit and time.
+to the run by unit, cgroup or process, and by time.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ class Where(NamedTuple):
     component: Component
     user: bool
     cgroup: str = ""  # of the unit, in a user manager
+    pid: str = ""  # of the last main process, in a user manager
 
     def spoken(self) -> Terms:
         """By any run of the unit."""
@@ -43,7 +44,11 @@ class Where(NamedTuple):
             return [[f"_SYSTEMD_UNIT={unit}"]]
         mine = f"_UID={os.getuid()}"
         terms = [[mine, f"_SYSTEMD_USER_UNIT={unit}"]]
-        return [*terms, [mine, f"_SYSTEMD_CGROUP={self.cgroup}"]] if self.cgroup else terms
+        if self.cgroup:
+            terms.append([mine, f"_SYSTEMD_CGROUP={self.cgroup}"])
+        if self.pid:
+            terms.append([mine, f"_PID={self.pid}"])
+        return terms
 
     def managed(self) -> Terms:
         """By systemd about any run of the unit."""
@@ -155,8 +160,9 @@ def read_end(
         until_us=until_us,
         wanted=lambda entry: entry.get("_SYSTEMD_INVOCATION_ID") in ("", run) or where.user,
     )
-    known = entries or journal.read_back(where.managed_run(run), limit=1)
-    return _collect(where, entries, since_us) if known else None
+    if entries or journal.read_back(where.managed_run(run), limit=1):
+        return _collect(where, entries, since_us)
+    return None
 
 
 def find_failed_job(journal: Journal, where: Where) -> Entry | None:

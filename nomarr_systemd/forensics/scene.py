@@ -28,7 +28,7 @@ FACTS: Final = (
     "ActiveState", "SubState", "LoadState", "LoadError", "InvocationID", "Result", "ExecMainCode",
     "ExecMainStatus", "ExecMainStartTimestampMonotonic", "ExecMainExitTimestampMonotonic",
     "ActiveEnterTimestampMonotonic", "Requires", "Requisite", "BindsTo", "MemoryMax", "MemoryPeak",
-    "Slice", "User", "ControlGroup",
+    "Slice", "User", "ControlGroup", "ExecMainPID",
 )  # fmt: skip
 _EXIT_CODES: Final = {"1": "exited", "2": "killed", "3": "dumped"}
 _LIVE_S: Final = 0.3
@@ -106,10 +106,7 @@ def read_account(paths: Paths, component: Component, notes: list[str]) -> Accoun
     except FileNotFoundError:
         pass
     except PermissionError:
-        notes.append(
-            f"The ledger's records cannot be read ({path}): be root, or join the group nomarr"
-            " (usermod -aG nomarr USER, then log in again)."
-        )
+        notes.append(_say_closed(path))
     except (OSError, ValueError, TypeError) as error:
         notes.append(f"The ledger's records in {path} are damaged: {clean(str(error), 200)}")
     return Account(component.component_id)
@@ -162,7 +159,8 @@ def ask_label(scene: Scene, run: str) -> tuple[str, str]:
 def check_known(paths: Paths, config: Config | None, component: Component) -> None:
     """NoSuchWorker, with the nearest name, unless it is configured, or was and is on record."""
     configured = config or _read_resolved(paths)
-    known = {worker.instance for worker in configured.components()} | _published(paths)
+    workers = {*configured.components(), *list_published(paths)}
+    known = {worker.instance for worker in workers}
     if component.instance in known:
         return
     near = ask_for(component.instance, known)
@@ -217,16 +215,28 @@ def _read_resolved(paths: Paths) -> Config:
         return Config()
 
 
-def _published(paths: Paths) -> set[str]:
-    """The instances that have a published account."""
+def list_published(paths: Paths, notes: list[str] | None = None) -> set[Component]:
+    """The workers that have a published account."""
     found = set()
+    directory = f"{paths.state}/public"
     try:
-        names = os.listdir(f"{paths.state}/public")
+        names = os.listdir(directory)
+    except PermissionError:
+        if notes is not None:
+            notes.append(_say_closed(directory))
+        return set()
     except OSError:
         return set()
     for name in names:
         try:
-            found.add(parse_component(name.removesuffix(".json")).instance)
+            found.add(parse_component(name.removesuffix(".json")))
         except BadName:
             continue
     return found
+
+
+def _say_closed(path: str) -> str:
+    return (
+        f"The ledger's records cannot be read ({path}): be root, or join the group nomarr"
+        " (usermod -aG nomarr USER, then log in again)."
+    )

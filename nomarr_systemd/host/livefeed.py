@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any, Final
 
 from nomarr_systemd.host.control import is_the_supervisors
@@ -18,7 +18,7 @@ class NoSupervisor(Exception):
 
 def subscribe(
     path: str, topics: Sequence[str], *, timeout_s: float | None = None
-) -> Iterator[dict[str, Any]]:
+) -> Generator[dict[str, Any], None, None]:
     """Events until the supervisor leaves. NoSupervisor if it was not there at first; TimeoutError
     after ``timeout_s`` without an event."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
