@@ -151,18 +151,18 @@ def read_run(
 def read_end(
     journal: Journal, where: Where, run: str, *, since_us: int, until_us: int
 ) -> RunLog | None:
-    """Only what a fingerprint needs, in one look; None if the journal has nothing of that run."""
+    """Only what a fingerprint needs; None if the journal has nothing of that run."""
+    managed = journal.read_back(where.managed_run(run), limit=60)
     terms = [[f"_SYSTEMD_INVOCATION_ID={run}"], *where.spoken(), *where.dumped()]
     entries = journal.read_back(
         terms,
         limit=300,
-        since_us=since_us,
+        # Not before its start: half a trace of the run before would be another crash.
+        since_us=max(since_us, managed[0].wall_us if managed else 0),
         until_us=until_us,
         wanted=lambda entry: entry.get("_SYSTEMD_INVOCATION_ID") in ("", run) or where.user,
     )
-    if entries or journal.read_back(where.managed_run(run), limit=1):
-        return _collect(where, entries, since_us)
-    return None
+    return _collect(where, entries, since_us) if entries or managed else None
 
 
 def find_failed_job(journal: Journal, where: Where) -> Entry | None:

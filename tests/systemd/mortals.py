@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.systemd.lab import Lab
 
 # With the runtime: faulthandler is on, frames name job and invocation.
-WORKERS = '''\
+WORKERS = """\
 import os
 import signal
 import threading
@@ -57,7 +57,7 @@ class Fine(Base):
         while True:
             self.progress()
             time.sleep(0.05)
-'''
+"""
 # Without it: nothing but a program.
 RAISER = """\
 #!/usr/bin/python3 -I
