@@ -171,6 +171,9 @@ def _describe_state(event: dict[str, Any]) -> tuple[str, str]:
                 )
                 if state.get(key) not in (None, "")
             ]  # fmt: skip
+            crash = state.get("last_crash")
+            if isinstance(crash, dict) and state.get("status") in ("crashed", "failed"):
+                parts.append(str(crash.get("error", "")))
             errors = state.get("errors")
             parts += [str(each) for each in errors] if isinstance(errors, list) else []
             return str(state.get("status", name)), ", ".join(parts)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -12,7 +14,7 @@ import click
 
 from nomarr_systemd.cli.common import Scope, printable
 from nomarr_systemd.core.errors import BadName
-from nomarr_systemd.core.exits import recall
+from nomarr_systemd.core.exits import name_signal
 from nomarr_systemd.core.ids import Component, parse_component
 from nomarr_systemd.core.record import Record
 from nomarr_systemd.core.words import describe_ms
@@ -21,6 +23,11 @@ SCHEMA = "nomarr.history/1"
 _UNITS_S = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _DURATION = re.compile(r"([0-9]{1,9}) ?(s|min|m|h|d|w)")
 _COLOURS = {"fail": "red", "restart": "yellow"}
+HEADS = (
+    *("WHEN", "WORKER", "RUN", "HOW", "DECISION", "DELAY", "WINDOW", "LIFETIME", "EFFECT"),
+    "BY",
+)
+DISPENSABLE = ("EFFECT", "LIFETIME", "WINDOW", "DELAY")  # where the terminal is too narrow
 _FORMATS = ("%Y-%m-%d", "%Y-%m-%d %H:%M", "%Y-%m-%d %H:%M:%S", "%H:%M")
 
 
@@ -113,21 +120,19 @@ def _to_json(items: list[Item], notes: list[str]) -> dict[str, Any]:
 
 
 def _draw(items: list[Item]) -> None:
-    heads = (
-        *("WHEN", "WORKER", "RUN", "HOW", "DECISION", "DELAY", "WINDOW", "LIFETIME", "EFFECT"),
-        "BY",
-    )
-    rows = [heads, *(tuple(printable(text) for text in _cells(item)) for item in items)]
-    # A column that says nothing is left out: a screen has 80 signs.
-    columns = [n for n in range(len(heads)) if any(row[n] not in ("", "-") for row in rows[1:])]
-    widths = [max(len(row[n]) for row in rows) for n in columns]
+    rows = [HEADS, *(tuple(printable(text) for text in _cells(item)) for item in items)]
+    # A column that says nothing is left out.
+    columns = [n for n in range(len(HEADS)) if any(row[n] not in ("", "-") for row in rows[1:])]
+    widths = {n: max(len(row[n]) for row in rows) for n in columns}
+    if sys.stdout.isatty():
+        room = shutil.get_terminal_size().columns
+        for head in DISPENSABLE:
+            if sum(widths[n] + 2 for n in columns) - 2 > room:
+                columns = [n for n in columns if HEADS[n] != head]
     for number, row in enumerate(rows):
-        cells = [row[n].ljust(width) for n, width in zip(columns, widths, strict=True)]
-        if number:
-            colour = _COLOURS.get(items[number - 1].record.action)
-            click.secho("  ".join(cells).rstrip(), fg=colour)
-        else:
-            click.secho("  ".join(cells).rstrip(), bold=True)
+        line = "  ".join(row[n].ljust(widths[n]) for n in columns).rstrip()
+        colour = _COLOURS.get(items[number - 1].record.action) if number else None
+        click.echo(click.style(line, fg=colour, bold=True if not number else None))
 
 
 def _cells(item: Item) -> Iterator[str]:
@@ -139,7 +144,7 @@ def _cells(item: Item) -> Iterator[str]:
     yield item.component.instance
     run, _, start_job = record.invocation.partition("#")
     yield run[:8] + (f"#{start_job}" if start_job else "")
-    yield f"{record.kind}: {recall(record.kind, record.code).line}"[:60] if decided else "-"
+    yield _name_death(record) if decided else "-"
     yield record.action
     yield describe_ms(record.delay_ms) if record.action == "restart" and decided else "-"
     yield f"{record.window_used}/{record.window_limit}" if decided else "-"
@@ -147,3 +152,11 @@ def _cells(item: Item) -> Iterator[str]:
     yield f"{record.lifetime_used}{limit}" if decided else "-"
     yield record.effect
     yield record.by or "-"
+
+
+def _name_death(record: Record) -> str:
+    """A death in two words."""
+    if record.kind in ("signal", "core-dump") and record.code < 0:
+        dumped = ", core" if record.kind == "core-dump" else ""
+        return f"SIG{name_signal(-record.code)}{dumped}"
+    return f"{record.kind} {record.code}" if record.kind in ("exit", "config") else record.kind

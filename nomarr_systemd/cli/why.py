@@ -93,5 +93,6 @@ def _write_page(name: str, page: str) -> None:
 
 def _paint(text: str, style: str) -> str:
     """click takes the colours out again where there is no terminal."""
-    lines = text.split("\n")
-    return "\n".join(click.style(line, **_STYLES.get(style, {})) for line in lines)
+    if style not in _STYLES:
+        return text
+    return "\n".join(click.style(line, **_STYLES[style]) for line in text.split("\n"))

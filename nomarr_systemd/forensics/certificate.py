@@ -104,7 +104,7 @@ def _report(
     else:
         run = invocation.partition("#")[0]
         near_us = record.wall_ms * 1000 if record else 0
-        log = runlog.read_run(journal, where, run, near_us=near_us)
+        log = runlog.read_run(journal, where, invocation, near_us=near_us)
         if record is None and not log.lines and run != scene.invocation:
             note = f"Neither the ledger nor the journal knows the run {run}."
             return _without_death(scene, now)._replace(verdict="unknown-run", notes=(note,))

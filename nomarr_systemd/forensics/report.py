@@ -132,10 +132,7 @@ def render(
         lead = " " * indent
         if not fold or len(text) + indent <= width:
             return lead + text
-        room = max(20, width - indent - hang)
-        first, rest = text[: room + hang], text[room + hang :]
-        pieces = [rest[at : at + room] for at in range(0, len(rest), room)]
-        return "\n".join([lead + first, *(lead + " " * hang + piece for piece in pieces)])
+        return _wrap(text, width, lead, lead + " " * hang, anywhere=True)
 
     environment.filters |= {
         "wrap": wrap,
@@ -252,12 +249,12 @@ def _without_trace(certificate: Certificate) -> list[Line]:
     return found
 
 
-def _wrap(text: str, width: int, first: str, others: str) -> str:
+def _wrap(text: str, width: int, first: str, others: str, *, anywhere: bool = False) -> str:
     return textwrap.fill(
         text,
         width,
         initial_indent=first,
         subsequent_indent=others,
-        break_long_words=False,
+        break_long_words=anywhere,
         break_on_hyphens=False,
     )

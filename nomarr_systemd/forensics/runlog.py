@@ -113,9 +113,10 @@ class RunLog(NamedTuple):
 
 
 def read_run(
-    journal: Journal, where: Where, run: str, *, near_us: int = 0, limit: int = 600
+    journal: Journal, where: Where, invocation: str, *, near_us: int = 0, limit: int = 600
 ) -> RunLog:
     """The end of a run; ``near_us`` is when it was booked, for a journal that has less."""
+    run = invocation.partition("#")[0]
     managed = journal.read_back(where.managed_run(run), limit=60)
     began_us = managed[0].wall_us if managed else 0
     until_us = _find_end(journal, where, run, managed, near_us)
@@ -125,7 +126,7 @@ def read_run(
             entry.get(name)
             for name in ("_SYSTEMD_INVOCATION_ID", "INVOCATION_ID", "USER_INVOCATION_ID")
         ]
-        if run in ids:
+        if run in ids or entry.get("NOMARR_INVOCATION_ID") == invocation:
             return True
         # journald had no invocation for it, or, by the cgroup, another manager's.
         placed = entry.get("_SYSTEMD_INVOCATION_ID") and entry.get("_SYSTEMD_USER_UNIT")
@@ -135,7 +136,7 @@ def read_run(
     terms = [
         [f"_SYSTEMD_INVOCATION_ID={run}"],
         *where.managed_run(run),
-        *where.decided(run),
+        *where.decided(invocation),
         *where.spoken(),
     ]
     entries = journal.read_back(
