@@ -167,13 +167,13 @@ def read_end(
 
 
 def find_failed_job(journal: Journal, where: Where) -> Entry | None:
-    """systemd's last word about a start of the unit that came to nothing."""
-    found = journal.read_back(
-        where.managed(),
-        limit=1,
-        wanted=lambda entry: entry.get("JOB_RESULT") not in ("", "done", "canceled", "skipped"),
+    """systemd's word about the last job of the unit, if that was a start that came to nothing."""
+    jobs = journal.read_back(
+        where.managed(), limit=1, wanted=lambda entry: bool(entry.get("JOB_RESULT"))
     )
-    return found[0] if found else None
+    if not jobs or jobs[0].get("JOB_RESULT") in ("done", "canceled", "skipped"):
+        return None
+    return jobs[0]
 
 
 def _find_end(
