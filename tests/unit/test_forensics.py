@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from nomarr_systemd.cli.events import describe
@@ -30,6 +30,7 @@ from nomarr_systemd.forensics.scene import Scene
 from nomarr_systemd.host.paths import Paths
 
 RUN = "0123456789abcdef" * 2
+PAGE = "why.html.j2"
 NOW = Moment(1_800_000_000_000, "b" * 32, 1_000_000)
 OBEYED = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 KINDS = sorted(
@@ -71,36 +72,34 @@ def make(kind: str = "exit", code: int = 1, *, text: str = "", **fields: Any) ->
     )._replace(**fields)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.text(max_size=60), st.integers(40, 200))
+@example("\x1b[31mred\x1b]0;owned\x07\x9b1m\u202e\u2066\x7f\r\n\x00", 80)
 def test_hostile_text_reaches_neither_terminal_nor_page(text: str, width: int) -> None:
     certificate = make(text=text)
     shown = render(certificate, "why.txt.j2", width=width, fold=True)
     assert not OBEYED.search(shown)
-    page = render(certificate, "why.html.j2")
+    page = render(certificate, PAGE)
     assert not OBEYED.search(page)
     json.loads(json.dumps(to_json(certificate)))
 
 
-@pytest.mark.parametrize(
-    "text", ["<script>alert(1)</script>", '"><img src=x onerror=y>', "{{ 7*7 }}"]
-)
-def test_a_page_has_no_markup_of_others(text: str) -> None:
-    page = render(make(text=text), "why.html.j2")
+def test_a_page_has_no_markup_of_others() -> None:
+    page = render(make(text='<script>alert(1)</script>"><img src=x onerror=y>{{ 7*7 }}'), PAGE)
     assert "<script" not in page
     assert "<img" not in page
-    assert "49" not in page
+    assert "{{ 7*7 }}" in page
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("code", [0, 1, 70, 75, 78, 203, 217, -1, -2, -3, -6, -9, -11, -35])
-def test_every_class_has_words_and_advice(kind: str, code: int) -> None:
-    certificate = make(kind, code, coredump=None, trace=None)
-    ended = recall(kind, code)
-    assert (ended.kind, ended.failed) == (kind, True)
-    assert ended.line
-    assert render(certificate, "why.txt.j2").startswith("worker:tag:0 ")
-    assert all(each.text or each.command for each in advise(certificate))
+def test_every_class_has_words_and_advice(kind: str) -> None:
+    for code in (0, 1, 70, 75, 78, 203, 217, -1, -2, -3, -6, -9, -11, -35):
+        ended = recall(kind, code)
+        assert (ended.kind, ended.failed) == (kind, True)
+        assert ended.line
+        advice = advise(make(kind, code, coredump=None, trace=None))
+        assert all(each.text or each.command for each in advice)
+    assert render(make(kind), "why.txt.j2").startswith("worker:tag:0 ")
 
 
 @pytest.mark.parametrize("result", [word for word in RESULTS if word != "success"])
@@ -145,9 +144,7 @@ def test_since_a_moment() -> None:
 
 @given(
     st.dictionaries(
-        st.sampled_from(
-            ["topic", "type", "timestamp", "worker", "system", "frames", "text", "cause"]
-        ),
+        st.sampled_from(["topic", "type", "timestamp", "worker", "system", "frames", "text"]),
         st.recursive(
             st.none() | st.integers() | st.text() | st.floats(),
             lambda inner: (
