@@ -56,7 +56,8 @@ def events(scope: Scope, follow: bool, topics: tuple[str, ...], lines: int, as_j
         if not journal.is_there:
             hint = "The journal cannot be read: be root, or join the group systemd-journal."
             click.secho(hint, fg="yellow", err=True)
-        for entry in journal.read_back(_terms(scope), limit=lines):
+        shown_us = time.time_ns() // 1000  # what comes later is new, also while we look
+        for entry in journal.read_back(_terms(scope), limit=lines, until_us=shown_us):
             _show(_as_event(entry), patterns, as_json=as_json)
         expected = None if follow else _list_topics(scope, patterns)
         try:
@@ -73,7 +74,7 @@ def events(scope: Scope, follow: bool, topics: tuple[str, ...], lines: int, as_j
                 return 0
             _say_alone("The supervisor has left")
         if follow:
-            for entry in journal.follow(_terms(scope)):
+            for entry in journal.follow(_terms(scope), shown_us):
                 _show(_as_event(entry), patterns, as_json=as_json)
     return 3
 

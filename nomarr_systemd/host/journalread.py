@@ -120,16 +120,17 @@ class Journal:
         self._reader.seek_realtime(since_us)
         return next(filter(wanted, self._walk(self._reader.get_next)), None)
 
-    def follow(self, terms: Terms) -> Iterator[Entry]:
-        """New entries as they come, for ever."""
+    def follow(self, terms: Terms, since_us: int) -> Iterator[Entry]:
+        """Entries after that moment, and new ones as they come, for ever."""
         self._match(terms)
-        self._reader.seek_tail()
-        self._reader.get_previous()
+        self._reader.seek_realtime(since_us)
         poll = select.poll()
         poll.register(self._reader.fileno(), self._reader.get_events())
         while True:
             while raw := self._reader.get_next():
-                yield _make_entry(raw)
+                entry = _make_entry(raw)
+                if entry.wall_us > since_us:
+                    yield entry
             poll.poll(self._reader.get_timeout_ms())
             self._reader.process()
 
