@@ -14,7 +14,7 @@ from nomarr_systemd.cli.common import Scope, load_config
 from nomarr_systemd.core.config import Config
 from nomarr_systemd.core.errors import ConfigError, NomarrError
 from nomarr_systemd.core.ids import parse_component
-from nomarr_systemd.forensics.certificate import issue
+from nomarr_systemd.forensics.inquest import issue
 from nomarr_systemd.forensics.report import render, to_json
 from nomarr_systemd.forensics.scene import check_known, choose, gather
 

@@ -56,6 +56,11 @@ class Scene(NamedTuple):
         return self.facts.get("ActiveState") == "failed"
 
     @property
+    def is_running(self) -> bool:
+        state = self.facts.get("ActiveState")
+        return state in ("active", "activating", "reloading", "deactivating")
+
+    @property
     def is_masked(self) -> bool:
         return self.facts.get("LoadState") == "masked"
 

@@ -23,7 +23,8 @@ from nomarr_systemd.core.plaintext import clean
 from nomarr_systemd.core.record import Record
 from nomarr_systemd.core.traces import Trace
 from nomarr_systemd.forensics.advice import advise
-from nomarr_systemd.forensics.certificate import Certificate, Death, Repeats, choose_trace
+from nomarr_systemd.forensics.certificate import Certificate, Death, Repeats
+from nomarr_systemd.forensics.likeness import choose_trace
 from nomarr_systemd.forensics.report import render, to_json
 from nomarr_systemd.forensics.runlog import Coredump, Line
 from nomarr_systemd.forensics.scene import Scene
