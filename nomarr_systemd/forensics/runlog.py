@@ -120,28 +120,19 @@ def read_run(
     managed = journal.read_back(where.managed_run(run), limit=60)
     began_us = managed[0].wall_us if managed else 0
     until_us = _find_end(journal, where, run, managed, near_us)
-
-    def belongs(entry: Entry) -> bool:
-        ids = [
-            entry.get(name)
-            for name in ("_SYSTEMD_INVOCATION_ID", "INVOCATION_ID", "USER_INVOCATION_ID")
-        ]
-        if run in ids or entry.get("NOMARR_INVOCATION_ID") == invocation:
-            return True
-        # journald had no invocation for it, or, by the cgroup, another manager's.
-        placed = entry.get("_SYSTEMD_INVOCATION_ID") and entry.get("_SYSTEMD_USER_UNIT")
-        unplaced = not any(ids) or (where.user and not placed)
-        return bool(unplaced and began_us and entry.wall_us >= began_us)
-
-    terms = [
-        [f"_SYSTEMD_INVOCATION_ID={run}"],
-        *where.managed_run(run),
-        *where.decided(invocation),
-        *where.spoken(),
-    ]
-    entries = journal.read_back(
-        terms, limit=limit, until_us=until_us, since_us=began_us, wanted=belongs
-    )
+    # By the id alone, whatever the clock did; then what has none, which only the time can place.
+    placed = [[f"_SYSTEMD_INVOCATION_ID={run}"], *where.managed_run(run)]
+    entries = journal.read_back([*placed, *where.decided(invocation)], limit=limit)
+    if began_us:
+        others = journal.read_back(
+            where.spoken(),
+            limit=limit,
+            until_us=until_us,
+            since_us=began_us,
+            wanted=lambda entry: _is_unplaced(where, entry),
+        )
+        if others:
+            entries = sorted([*entries, *others], key=lambda entry: entry.wall_us)[-limit:]
     log = _collect(where, entries, began_us)
     since_us = began_us or (entries[0].wall_us if entries else near_us)
     if since_us:
@@ -154,16 +145,26 @@ def read_end(
 ) -> RunLog | None:
     """Only what a fingerprint needs; None if the journal has nothing of that run."""
     managed = journal.read_back(where.managed_run(run), limit=60)
-    terms = [[f"_SYSTEMD_INVOCATION_ID={run}"], *where.spoken(), *where.dumped()]
-    entries = journal.read_back(
-        terms,
+    entries = journal.read_back([[f"_SYSTEMD_INVOCATION_ID={run}"]], limit=300)
+    # Not before its start: half a trace of the run before would be another crash.
+    since_us = max(since_us, managed[0].wall_us if managed else 0)
+    entries += journal.read_back(
+        [*where.spoken(), *where.dumped()],
         limit=300,
-        # Not before its start: half a trace of the run before would be another crash.
-        since_us=max(since_us, managed[0].wall_us if managed else 0),
+        since_us=since_us,
         until_us=until_us,
-        wanted=lambda entry: entry.get("_SYSTEMD_INVOCATION_ID") in ("", run) or where.user,
+        wanted=lambda entry: entry.message_id == COREDUMP or _is_unplaced(where, entry),
     )
     return _collect(where, entries, since_us) if entries or managed else None
+
+
+def _is_unplaced(where: Where, entry: Entry) -> bool:
+    """Whether journald knew no invocation for a line, or, by the cgroup, another manager's."""
+    if entry.get("USER_INVOCATION_ID") or entry.get("INVOCATION_ID"):
+        return False  # systemd's own, found by that
+    if entry.get("_SYSTEMD_INVOCATION_ID"):
+        return where.user and not entry.get("_SYSTEMD_USER_UNIT")
+    return True
 
 
 def find_failed_job(journal: Journal, where: Where) -> Entry | None:

@@ -145,6 +145,8 @@ def test_a_program_that_cannot_be_executed(graveyard: Installation) -> None:
     report = ask(graveyard, "lost-0")
     assert report["death"]["code"] == 203
     assert report["death"]["never_ran"]
+    texts = [line["text"] for line in report["journal"]]
+    assert sum("Failed at step EXEC" in text for text in texts) == 1
     text = read(graveyard, "nomarr-worker@lost-0.service")
     assert text.startswith("worker:lost:0 could not be started: exited with status 203")
     assert "[pool.lost]" in text
