@@ -24,7 +24,7 @@ read_tags()
 CHATTER = """\
 #!/bin/sh
 systemd-notify --ready
-for n in $(seq 200); do echo "line $n"; done
+for n in $(seq 1000); do echo "line $n"; done
 sleep 2.5
 echo the last word
 exit 3
@@ -79,6 +79,8 @@ def read_as(machine: Machine, *rights: str) -> subprocess.CompletedProcess[str]:
 
 def test_an_exception(machine: Machine) -> None:
     """journald knows the unit and the run of every line, however soon it was over."""
+    told = "NOMARR_COMPONENT_ID=worker:raise:0"
+    machine.wait_for(lambda: machine.journal("--quiet", told), "the decision is in the journal")
     report = ask(machine, "raise-0")
     assert report["trace"]["headline"] == "ValueError: no tags"
     assert report["repeats"]["times"] == 1

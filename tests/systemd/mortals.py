@@ -104,7 +104,7 @@ Environment = ["PYTHONPATH={d}"]
 
 [pool.hang]
 entrypoint = "mortals:Hang"
-watchdog_s = 1
+watchdog_s = 2
 
 [pool.hang.unit]
 LimitCORE = 0
