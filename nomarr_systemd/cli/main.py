@@ -27,12 +27,15 @@ class Verb(NamedTuple):
 VERBS = {
     "apply": Verb("nomarr_systemd.cli.apply", "Bring everything in line with nomarr.toml."),
     "demo": Verb("nomarr_systemd.cli.demo", "See it work: crashes, decisions, a ledger."),
+    "events": Verb("nomarr_systemd.cli.events", "Show what happens, as it happens."),
+    "history": Verb("nomarr_systemd.cli.history", "Show what died, how, and what was decided."),
     "pause": Verb("nomarr_systemd.cli.workers", "Let workers finish and keep them down."),
     "policy": Verb("nomarr_systemd.cli.policy", "Show the restart policy in force."),
     "reconcile": Verb("nomarr_systemd.cli.workers", "Finish what was left undone."),
     "reset": Verb("nomarr_systemd.cli.workers", "Begin a worker's counts again, and unmask it."),
     "resume": Verb("nomarr_systemd.cli.workers", "Let paused workers run again."),
     "status": Verb("nomarr_systemd.cli.status", "Show every worker."),
+    "why": Verb("nomarr_systemd.cli.why", "Tell why a worker died: the death certificate."),
 }
 
 

@@ -131,6 +131,30 @@ def classify(
     )
 
 
+def recall(kind: str, code: int) -> Exit:
+    """The death that a record names, where systemd's own words for it are gone."""
+    if kind == "start-job":
+        return classify("", start_job=True)
+    outcomes = (*RESULTS.values(), *LABELS.values())
+    line = next((outcome.line for outcome in outcomes if outcome.kind == kind), "")
+    how = ""
+    if code >= 0:
+        how = _read_exit("exited", str(code))[1]
+    elif kind in ("signal", "core-dump", "oom"):  # elsewhere −1, −2 and −3 are no signals
+        how = _read_exit("dumped" if kind == "core-dump" else "killed", name_signal(-code))[1]
+    return Exit(kind, code, "; ".join(filter(None, (line, how))) or "ended for unknown reasons")
+
+
+def name_signal(number: int) -> str:
+    """A signal as systemd spells it: KILL, RTMIN+3."""
+    try:
+        return signal.Signals(number).name.removeprefix("SIG")
+    except ValueError:
+        if signal.SIGRTMIN < number < signal.SIGRTMAX:
+            return f"RTMIN+{number - signal.SIGRTMIN}"
+        return str(number)
+
+
 def _read_exit(exit_code: str, exit_status: str) -> tuple[int, str]:
     """The record code and the words for how the main process ended."""
     if exit_code == "exited" and exit_status.isascii() and exit_status.isdigit():

@@ -25,7 +25,7 @@ def ask(path: str, request: Mapping[str, object], *, timeout_s: float = 0.5) -> 
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(timeout_s)
             connection.connect(path)
-            if not _is_the_supervisors(connection):
+            if not is_the_supervisors(connection):
                 return {}
             connection.sendall(json.dumps(request).encode() + b"\n")
             answer = b""
@@ -40,7 +40,7 @@ def ask(path: str, request: Mapping[str, object], *, timeout_s: float = 0.5) -> 
     return parsed if isinstance(parsed, dict) and parsed.get("ok") is True else {}
 
 
-def _is_the_supervisors(connection: socket.socket) -> bool:
+def is_the_supervisors(connection: socket.socket) -> bool:
     """Whether the peer runs as nomarr, or as we do."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _, uid, _ = _CREDENTIALS.unpack(raw)

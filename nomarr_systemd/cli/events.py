@@ -1,0 +1,181 @@
+"""``nomarrctl events``: what the supervisor tells, and what was decided, as readable lines."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import click
+
+from nomarr_systemd.cli.common import Scope
+from nomarr_systemd.core.plaintext import clean
+from nomarr_systemd.host import control, livefeed
+from nomarr_systemd.host.journal import MESSAGE_IDS
+from nomarr_systemd.host.journalread import Entry, Journal, Terms
+from nomarr_systemd.supervisor.topics import Patterns
+
+DEFAULT_TOPICS = ("worker:*:status", "system:health", "queue:*")
+PATIENCE_S = 2.0
+FOR_EVER = float("inf")
+_COLOURS = {"healthy": "green", "crashed": "red", "failed": "red", "error": "red", "fail": "red"}
+
+
+@click.command()
+@click.option("--follow", "-f", is_flag=True, help="Go on with what happens, until Ctrl-C.")
+@click.option(
+    "--topic",
+    "topics",
+    multiple=True,
+    metavar="TOPIC",
+    help="Only these, * for any part: worker:tag:0:status, worker:*:status, system:health. May be"
+    " given again.",
+)
+@click.option(
+    "--lines",
+    "-n",
+    type=click.IntRange(0),
+    default=10,
+    show_default=True,
+    help="So many past decisions first.",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object in each line.")
+@click.pass_obj
+def events(scope: Scope, follow: bool, topics: tuple[str, ...], lines: int, as_json: bool) -> int:
+    """Show the last decisions and, with --follow, everything that happens from now on.
+
+    The supervisor tells of health and crashes; the controller's decisions are in the journal.
+    Without the supervisor only those are shown, and the exit status is 3.
+    """
+    wanted = list(topics or DEFAULT_TOPICS)
+    patterns = Patterns(wanted)
+    with Journal(deadline=FOR_EVER if follow else time.monotonic() + PATIENCE_S) as journal:
+        if not journal.is_there:
+            hint = "The journal cannot be read: be root, or join the group systemd-journal."
+            click.secho(hint, fg="yellow", err=True)
+        shown_us = time.time_ns() // 1000  # what comes later is new, also while we look
+        for entry in journal.read_back(_terms(scope), limit=lines, until_us=shown_us):
+            _show(_as_event(entry), patterns, as_json=as_json)
+        expected = None if follow else _list_topics(scope, patterns)
+        try:
+            with closing(
+                livefeed.subscribe(scope.paths.live, wanted, timeout_s=None if follow else 1.0)
+            ) as feed:
+                _show_feed(feed, patterns, expected, as_json=as_json)
+        except livefeed.NoSupervisor:
+            _say_alone("The supervisor does not answer")
+        except TimeoutError:
+            return 0
+        else:
+            if not follow:
+                return 0
+            _say_alone("The supervisor has left")
+        if follow:
+            for entry in journal.follow(_terms(scope), shown_us):
+                _show(_as_event(entry), patterns, as_json=as_json)
+    return 3
+
+
+def _say_alone(reason: str) -> None:
+    click.secho(f"{reason}: only the controller's decisions are shown.", fg="yellow", err=True)
+
+
+def _list_topics(scope: Scope, patterns: Patterns) -> set[str]:
+    """What the supervisor will show first to somebody who wants these."""
+    workers = control.ask(scope.paths.live, {"op": "snapshot"}).get("workers", [])
+    names = [worker.get("component") for worker in workers if isinstance(worker, dict)]
+    topics = {f"{name}:{what}" for name in names for what in ("status", "frames")}
+    return {topic for topic in (*topics, "system:health") if patterns.match(topic)}
+
+
+def _show_feed(
+    feed: Iterator[dict[str, Any]], patterns: Patterns, expected: set[str] | None, *, as_json: bool
+) -> None:
+    """All that comes; or, if something is ``expected``, until all of that has come."""
+    for event in feed:
+        if event.get("ok") is False:
+            raise click.ClickException(clean(str(event.get("error", "refused")), 300))
+        _show(event, patterns, as_json=as_json)
+        if expected is not None:
+            expected.discard(str(event.get("topic")))
+            if not expected:
+                return
+
+
+def _terms(scope: Scope) -> Terms:
+    """Our controller's entries: anybody may send a MESSAGE_ID, but not under its uid."""
+    uid = os.getuid() if scope.user else 0
+    return [[f"_UID={uid}", f"MESSAGE_ID={message_id}"] for message_id in MESSAGE_IDS.values()]
+
+
+def _as_event(entry: Entry) -> dict[str, Any]:
+    """A decision in the journal, in the shape of the supervisor's events."""
+    delay = entry.get("NOMARR_DELAY_MS")[:18]
+    return {
+        "topic": f"{entry.get('NOMARR_COMPONENT_ID')}:status",
+        "type": "decision",
+        "timestamp": entry.wall_us // 1000,
+        "decision": entry.get("NOMARR_DECISION"),
+        "delay_ms": int(delay) if delay.isascii() and delay.isdigit() else 0,
+        "invocation": entry.get("NOMARR_INVOCATION_ID"),
+        "text": entry.text,
+    }
+
+
+def _show(event: dict[str, Any], patterns: Patterns, *, as_json: bool) -> None:
+    topic = event.get("topic")
+    if not isinstance(topic, str) or not patterns.match(topic):
+        return
+    click.echo(json.dumps(event) if as_json else describe(event))
+
+
+def describe(event: dict[str, Any]) -> str:
+    """One event in one line."""
+    from nomarr_systemd.forensics.report import show_moment
+
+    stamp = event.get("timestamp")
+    when = show_moment(stamp) if isinstance(stamp, int) else " " * 19
+    kind = str(event.get("type"))
+    subject = str(event.get("topic", "")).removesuffix(":status")
+    match kind:
+        case "decision":
+            word, text = str(event.get("decision")), str(event.get("text", ""))
+        case "lost":
+            word, text = "lost", f"{event.get('count')} events: this reader was too slow"
+        case "worker:crash":
+            word = "crashed"
+            decision = event.get("decision")
+            text = f"{event.get('cause')}" + (f"; {decision}" if decision else "")
+        case "frames" | "snapshot" if isinstance(event.get("frames"), list):
+            frames = event["frames"]
+            word, text = "frames", str(frames[-1]) if frames else "none"
+        case _:
+            word, text = _describe_state(event)
+    styled = click.style(f"{clean(word, 20):<10}", fg=_COLOURS.get(word))
+    return f"{when}  {clean(subject, 60):<16}  {styled}  {clean(text, 400)}".rstrip()
+
+
+def _describe_state(event: dict[str, Any]) -> tuple[str, str]:
+    """A worker, a queue, a job or the system as it is now."""
+    for name in ("worker", "system", "queue", "job"):
+        state = event.get(name)
+        if isinstance(state, dict):
+            parts = [
+                f"{label} {state[key]}"
+                for key, label in (
+                    ("phase", "phase"), ("current_job", "job"), ("pid", "pid"),
+                    ("disagreement", "witnesses disagree:"), ("pending", "pending"),
+                    ("running", "running"), ("completed", "completed"), ("error", "error"),
+                )
+                if state.get(key) not in (None, "")
+            ]  # fmt: skip
+            crash = state.get("last_crash")
+            if isinstance(crash, dict) and state.get("status") in ("crashed", "failed"):
+                parts.append(str(crash.get("error", "")))
+            errors = state.get("errors")
+            parts += [str(each) for each in errors] if isinstance(errors, list) else []
+            return str(state.get("status", name)), ", ".join(parts)
+    return str(event.get("type")), ""

@@ -1,0 +1,98 @@
+"""``nomarrctl why``: the death certificate of a worker, for a terminal, as a page or as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from typing import Any
+
+import click
+
+from nomarr_systemd.cli.common import Scope, load_config
+from nomarr_systemd.core.config import Config
+from nomarr_systemd.core.errors import ConfigError, NomarrError
+from nomarr_systemd.core.ids import parse_component
+from nomarr_systemd.forensics.inquest import issue
+from nomarr_systemd.forensics.report import render, to_json
+from nomarr_systemd.forensics.scene import check_known, choose, gather
+
+_STYLES: dict[str, dict[str, Any]] = {
+    "bad": {"fg": "red"},
+    "good": {"fg": "green"},
+    "warn": {"fg": "yellow"},
+    "bold": {"bold": True},
+    "dim": {"dim": True},
+}
+NO_SUCH_RUN = 4
+
+
+@click.command()
+@click.argument("component")
+@click.option(
+    "--invocation", default="", metavar="ID", help="An older run, by its id or how that begins."
+)
+@click.option(
+    "--html",
+    type=click.Path(dir_okay=False, allow_dash=True),
+    metavar="FILE",
+    help="Write a page that needs nothing else; - is standard output.",
+)
+@click.option("--json", "as_json", is_flag=True, help="For scripts: schema nomarr.why/1.")
+@click.pass_obj
+def why(scope: Scope, component: str, invocation: str, html: str | None, as_json: bool) -> int:
+    """Tell why COMPONENT died last: what killed it, what it was doing, and what was decided.
+
+    It puts together what systemd, the journal, the ledger and the supervisor know. COMPONENT is
+    worker:tag:0, tag-0 or nomarr-worker@tag-0.service; nomarrctl history lists the runs that
+    --invocation can name. Exit status: 0 when there is an answer, also for a worker that never
+    died; 4 if there is no such worker or run.
+    """
+    worker = parse_component(component)
+    check_known(scope.paths, _read_config(scope), worker)
+    scene = gather(scope.paths, worker)
+    certificate = issue(scene, *choose(scene, invocation))
+    if html is not None:
+        _write_page(html, render(certificate, "why.html.j2"))
+    if as_json:
+        click.echo(json.dumps(to_json(certificate), indent=2))
+    elif html is None:
+        on_terminal = sys.stdout.isatty()
+        width = shutil.get_terminal_size().columns if on_terminal else 80
+        text = render(
+            certificate, "why.txt.j2", width=max(40, width), fold=on_terminal, paint=_paint
+        )
+        click.echo(text, nl=False)
+    return NO_SUCH_RUN if certificate.verdict == "unknown-run" else 0
+
+
+def _read_config(scope: Scope) -> Config | None:
+    """None for one that cannot be used: a post-mortem must not fail for that."""
+    try:
+        return load_config(scope)
+    except ConfigError:
+        return None
+
+
+def _write_page(name: str, page: str) -> None:
+    if name == "-":
+        click.echo(page, nl=False)
+        return
+    try:
+        # Whoever may read the journal made it: not for everybody.
+        fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
+        with open(fd, "w", encoding="utf-8") as file:
+            file.write(page)
+    except OSError as error:
+        raise NomarrError(
+            f"cannot write {name}: {error.strerror}", hint="name another file with --html FILE"
+        ) from error
+    click.echo(f"Written to {click.format_filename(name)}.", err=True)
+
+
+def _paint(text: str, style: str) -> str:
+    """click takes the colours out again where there is no terminal."""
+    if style not in _STYLES:
+        return text
+    return "\n".join(click.style(line, **_STYLES[style]) for line in text.split("\n"))

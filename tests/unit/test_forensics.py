@@ -1,0 +1,161 @@
+"""What a report is made of, without a system: classes in words, the trace that tells most, hostile
+text in every place that others can write to.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from nomarr_systemd.cli.events import describe
+from nomarr_systemd.cli.history import parse_since
+from nomarr_systemd.core.account import Account
+from nomarr_systemd.core.errors import BadName
+from nomarr_systemd.core.exits import LABELS, RESULTS, classify, name_signal, recall
+from nomarr_systemd.core.ids import Component
+from nomarr_systemd.core.model import Moment
+from nomarr_systemd.core.plaintext import clean
+from nomarr_systemd.core.record import Record
+from nomarr_systemd.core.traces import Trace
+from nomarr_systemd.forensics.advice import advise
+from nomarr_systemd.forensics.certificate import Certificate, Death, Repeats
+from nomarr_systemd.forensics.likeness import choose_trace
+from nomarr_systemd.forensics.report import render, to_json
+from nomarr_systemd.forensics.runlog import Coredump, Line
+from nomarr_systemd.forensics.scene import Scene
+from nomarr_systemd.host.paths import Paths
+
+RUN = "0123456789abcdef" * 2
+PAGE = "why.html.j2"
+NOW = Moment(1_800_000_000_000, "b" * 32, 1_000_000)
+OBEYED = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+KINDS = sorted(
+    {outcome.kind or "exit" for outcome in (*RESULTS.values(), *LABELS.values())}
+    | {"signal", "config", "stop-timeout"}
+)
+
+
+def make(kind: str = "exit", code: int = 1, *, text: str = "", **fields: Any) -> Certificate:
+    """A certificate with ``text`` wherever somebody else writes, clean as the readers make it."""
+    shown = clean(text)
+    record = Record(
+        1, RUN, "restart", kind, code, 1000, NOW.wall_ms, NOW.boot_id, NOW.boottime_ms,
+        "scheduled", 5, 0, 5, 0, 20, 0, 0, "restart 1/5",
+    )  # fmt: skip
+    facts = {"ActiveState": "failed", "LoadState": "loaded", "InvocationID": RUN}
+    scene = Scene(
+        Component("tag", 0), Paths("/run", "/var/lib/nomarr"), NOW, facts,
+        Account("worker:tag:0"), "", {"status": text}, (),
+    )  # fmt: skip
+    death = Death(
+        RUN, kind, code, recall(kind, code).line, NOW.wall_ms, 5, shown, 1 << 20, "1048576", 2.5
+    )
+    return Certificate(
+        scene,
+        "died",
+        f"worker:tag:0 died: {death.line}",
+        "failed",
+        death,
+        Trace("traceback", f"ValueError: {shown}", (f"  {shown}", f"ValueError: {shown}"), (), ()),
+        True,
+        "0" * 12,
+        ({"status": text, "job": text, "seq": text, "metrics": {text: text}, text: [text]},),
+        (Line(1_800_000_000_000_000, clean(text, 40), 7, 3, shown),),
+        Coredump(7, "", shown),
+        record,
+        Repeats(2, 3, 1, NOW.wall_ms, NOW.wall_ms),
+        notes=(shown,),
+    )._replace(**fields)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.text(max_size=60), st.integers(40, 200))
+@example("\x1b[31mred\x1b]0;owned\x07\x9b1m\u202e\u2066\x7f\r\n\x00", 80)
+def test_hostile_text_reaches_neither_terminal_nor_page(text: str, width: int) -> None:
+    certificate = make(text=text)
+    shown = render(certificate, "why.txt.j2", width=width, fold=True)
+    assert not OBEYED.search(shown)
+    page = render(certificate, PAGE)
+    assert not OBEYED.search(page)
+    json.loads(json.dumps(to_json(certificate)))
+
+
+def test_a_page_has_no_markup_of_others() -> None:
+    page = render(make(text='<script>alert(1)</script>"><img src=x onerror=y>{{ 7*7 }}'), PAGE)
+    assert "<script" not in page
+    assert "<img" not in page
+    assert "{{ 7*7 }}" in page
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_class_has_words_and_advice(kind: str) -> None:
+    for code in (0, 1, 70, 75, 78, 203, 217, -1, -2, -3, -6, -9, -11, -35):
+        ended = recall(kind, code)
+        assert (ended.kind, ended.failed) == (kind, True)
+        assert ended.line
+        advice = advise(make(kind, code, coredump=None, trace=None))
+        assert all(each.text or each.command for each in advice)
+    assert render(make(kind), "why.txt.j2").startswith("worker:tag:0 ")
+
+
+@pytest.mark.parametrize("result", [word for word in RESULTS if word != "success"])
+def test_recall_says_what_classify_said(result: str) -> None:
+    code, status = ("dumped", "SEGV") if result == "core-dump" else ("killed", "KILL")
+    ended = classify(result, code, status)
+    if ended.kind in ("signal", "core-dump", "oom"):
+        assert recall(ended.kind, ended.code).line in ended.line
+    assert recall(ended.kind, ended.code).kind == ended.kind
+
+
+def test_signals_are_spelled_as_systemd_spells_them() -> None:
+    assert [name_signal(n) for n in (9, 11, 34, 37, 64, 99)] == [
+        "KILL", "SEGV", "RTMIN", "RTMIN+3", "RTMAX", "99",
+    ]  # fmt: skip
+
+
+def test_the_trace_that_tells_most() -> None:
+    logged = Trace("traceback", "ValueError", (), (), ())
+    stacks = Trace("stacks", "Fatal Python error: Aborted", (), (), ())
+    assert choose_trace("exit", (logged,)) == (logged, True)
+    assert choose_trace("watchdog", (stacks, logged)) == (stacks, True)
+    # It was killed: what it logged before is not what ended it.
+    assert choose_trace("signal", (logged,)) == (logged, False)
+    assert choose_trace("signal", ()) == (None, False)
+
+
+@pytest.mark.parametrize(
+    ("text", "ago_s"), [("30s", 30), ("10min", 600), ("10 m", 600), ("2h", 7200), ("3d", 259_200)]
+)
+def test_since_so_long_ago(text: str, ago_s: int) -> None:
+    assert parse_since(text, 1_800_000_000.0) == (1_800_000_000 - ago_s) * 1000
+
+
+def test_since_a_moment() -> None:
+    day = parse_since("2026-11-16", 0)
+    assert parse_since("2026-11-16 03:00", 0) - day == 3 * 3_600_000
+    for text in ("", "soon", "3 fortnights", "2026-13-01", "\x1b[31m", "9" * 400):
+        with pytest.raises(BadName):
+            parse_since(text, 0)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["topic", "type", "timestamp", "worker", "system", "frames", "text"]),
+        st.recursive(
+            st.none() | st.integers() | st.text() | st.floats(),
+            lambda inner: (
+                st.lists(inner, max_size=3)
+                | st.dictionaries(st.sampled_from(["status", "errors", "current_job"]), inner)
+            ),
+            max_leaves=6,
+        ),
+    )
+)
+def test_any_event_is_one_clean_line(event: dict[str, Any]) -> None:
+    line = re.sub(r"\x1b\[[0-9;]*m", "", describe(event))
+    assert line.isprintable()
