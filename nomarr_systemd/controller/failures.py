@@ -92,7 +92,9 @@ class Controller:
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
         """One process at a time: what is done twice does no harm, but is told twice."""
-        path = os.path.join(self.paths.runtime, "nomarr", "lock")
+        directory = os.path.dirname(self.paths.pending)
+        os.makedirs(directory, 0o755, exist_ok=True)
+        path = os.path.join(directory, "lock")
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)

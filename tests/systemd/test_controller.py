@@ -185,7 +185,9 @@ def test_reloads_do_not_delay_a_backoff(lab: Lab) -> None:
     before = lab.get("nomarr-restart@tag-0.timer", "NextElapseUSecMonotonic")
     for _ in range(10):
         lab.reload()
-    assert lab.get("nomarr-restart@tag-0.timer", "NextElapseUSecMonotonic") == before
+    # Or it has fired meanwhile.
+    after = lab.get("nomarr-restart@tag-0.timer", "NextElapseUSecMonotonic")
+    assert after in (before, "infinity")
     wait_for_run(lab, died)
 
 
