@@ -183,9 +183,7 @@ class ArangoStore:
             return 0
         done = self._link.settle(
             collection,
-            lambda: documents.import_bulk(
-                rows, on_duplicate="ignore", sync=_synced(collection)
-            ),
+            lambda: documents.import_bulk(rows, on_duplicate="ignore", sync=_synced(collection)),
         )
         if done["created"] + done["ignored"] != len(rows):
             raise StoreUnavailable(

@@ -126,7 +126,13 @@ class Collection:
                     raise
                 details.append(f"at position {position}: {refusal}")
         errors = len(details)
-        counts = {"created": created, "errors": errors, "empty": 0, "updated": 0, "ignored": ignored}
+        counts = {
+            "created": created,
+            "errors": errors,
+            "ignored": ignored,
+            "empty": 0,
+            "updated": 0,
+        }
         return {"error": False, **counts, "details": details}
 
     def ensure_index(self, wanted: Doc) -> tuple[int, Doc]:

@@ -181,9 +181,7 @@ def _import(database: Database, asked: Asked) -> Answer:
     if asked.options.get("type") not in ("array", "list") or not isinstance(asked.body, list):
         raise Refusal(400, 10, "expecting a JSON array, and type=array")
     ignores = asked.options.get("onDuplicate") == "ignore"
-    return 201, collection.load(
-        asked.body, complete=asked.option("complete"), ignore_taken=ignores
-    )
+    return 201, collection.load(asked.body, complete=asked.option("complete"), ignore_taken=ignores)
 
 
 def _cursor(database: Database, asked: Asked, rest: list[str]) -> Answer:
