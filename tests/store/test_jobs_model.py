@@ -16,12 +16,12 @@ from hypothesis.stateful import (
 )
 
 from nomarr_systemd.core import jobs
-from nomarr_systemd.core.config import Pool
+from nomarr_systemd.core.config import CrashPolicy, Pool
 from nomarr_systemd.core.errors import NomarrError
 from nomarr_systemd.core.jobs import REBOOTED, STOPPED, Owner
 from nomarr_systemd.jobs import queue
 from nomarr_systemd.jobs.claims import CLAIMS, Claims, End
-from nomarr_systemd.jobs.settlement import Outcome, clear_pool, failure_of, settle
+from nomarr_systemd.jobs.settlement import Outcome, Settled, clear_pool, failure_of, settle
 from nomarr_systemd.store.protocol import Store
 from tests.store.places import Place
 
@@ -126,7 +126,7 @@ class Machine(RuleBasedStateMachine):
         again=st.booleans(),
     )
     def die(
-        self, number: int, cause: str, policy: jobs.CrashPolicy, limit: int | None, again: bool
+        self, number: int, cause: str, policy: CrashPolicy, limit: int | None, again: bool
     ) -> None:
         run = self.runs[number]
         pool = Pool("tag", crash_policy=policy, crash_max_retries=limit)
@@ -138,7 +138,9 @@ class Machine(RuleBasedStateMachine):
         self.runs[number] = Run(self.store, number)
 
     def _die(self, run: Run, cause: str, policy: str, limit: int | None) -> Outcome:
-        settled, quarantined, refund = [], (), []
+        settled: list[Settled] = []
+        quarantined: tuple[str, ...] = ()
+        refund: list[str] = []
         if cause == STOPPED:
             self.crashes = 0
         counted = cause not in jobs.UNCOUNTED
@@ -153,7 +155,7 @@ class Machine(RuleBasedStateMachine):
                     quarantined, refund = (run.job,), job["dead"]
             path = self.store.get(queue.JOBS, run.job)
             assert path is not None
-            settled = [(run.job, path["path"], job["status"])]
+            settled = [Settled(run.job, path["path"], job["status"])]
         self.crashes = max(0, self.crashes - len(refund))
         failed = ""
         if counted and not quarantined and limit is not None and self.crashes > limit:
@@ -168,7 +170,7 @@ class Machine(RuleBasedStateMachine):
         return Outcome(
             run.component_id,
             run.invocation,
-            tuple(settled),  # type: ignore[arg-type]  # plain tuples compare alike
+            tuple(settled),
             quarantined,
             tuple(refund),
             failed,

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nomarr_systemd.core import jobs
+from nomarr_systemd.core.config import CrashPolicy
 from nomarr_systemd.core.errors import BadName
 from nomarr_systemd.core.jobs import Certificate, Owner
 from nomarr_systemd.store.protocol import check_key, encode
@@ -72,7 +73,7 @@ def test_a_crash_fails_the_job_and_says_who_and_why() -> None:
 
 
 @pytest.mark.parametrize("policy", ["restart-fail-in-flight", "restart-requeue-in-flight"])
-def test_the_second_death_quarantines_whatever_the_policy(policy: jobs.CrashPolicy) -> None:
+def test_the_second_death_quarantines_whatever_the_policy(policy: CrashPolicy) -> None:
     doc = jobs.requeue(jobs.settle(in_hand(1), death(1), policy, 2), 5)
     doc = jobs.settle(in_hand(2, doc), death(2), policy, 2)
     assert doc["status"] == "quarantined"
