@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from queue import SimpleQueue
 from typing import Final
 
@@ -17,11 +17,31 @@ from nomarr_systemd.history import Sample, append, prune
 from nomarr_systemd.store.opening import open_work_store
 from nomarr_systemd.store.protocol import Store
 from nomarr_systemd.supervisor.log import NOTICE, WARNING, Limited, log
+from nomarr_systemd.supervisor.registry import Worker
 
 _PRUNE_EVERY_MS: Final = 3_600_000
 _LEAVE_S: Final = 1.0
 
 Batch = tuple[StoreSettings, Sequence[Sample]]
+
+
+def take_samples(workers: Iterable[Worker]) -> list[Sample]:
+    """Every worker as it is now."""
+    wall_ms = time.time_ns() // 1_000_000
+    return [
+        Sample(
+            worker.component_id,
+            wall_ms,
+            worker.status,
+            worker.invocation,
+            worker.state.misses,
+            worker.state.late,
+            worker.drops,
+            worker.disagreement,
+            worker.line,
+        )
+        for worker in workers
+    ]
 
 
 class Snapshots:

@@ -16,9 +16,9 @@ from nomarr_systemd.core.config import StoreSettings
 from nomarr_systemd.core.errors import ConfigError, StoreRefused, StoreUnavailable
 from nomarr_systemd.core.ids import parse_component
 from nomarr_systemd.core.jobs import Owner, describe_error, path_of
-from nomarr_systemd.core.storeurl import SqliteUrl, parse_store_url
 from nomarr_systemd.host.clock import read_boot_id
 from nomarr_systemd.jobs.claims import Claims, End, check_result
+from nomarr_systemd.jobs.places import host_of
 from nomarr_systemd.jobs.stats import read_gpu
 from nomarr_systemd.store.opening import open_work_store
 from nomarr_systemd.store.protocol import Store
@@ -127,11 +127,3 @@ class StoreJobs:
         store, self._store, self._claims = self._store, None, None
         if store is not None:
             store.close()
-
-
-def host_of(url: str) -> str:
-    """This host's name among those that share a store; empty where none do."""
-    if isinstance(parse_store_url(url), SqliteUrl):
-        return ""
-    with open("/etc/machine-id", encoding="ascii") as file:
-        return file.read().strip()
