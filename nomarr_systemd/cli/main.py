@@ -27,6 +27,7 @@ class Verb(NamedTuple):
 VERBS = {
     "apply": Verb("nomarr_systemd.cli.apply", "Bring everything in line with nomarr.toml."),
     "demo": Verb("nomarr_systemd.cli.demo", "See it work: crashes, decisions, a ledger."),
+    "jobs": Verb("nomarr_systemd.cli.jobs", "Fill, see and mend the queues of jobs."),
     "pause": Verb("nomarr_systemd.cli.workers", "Let workers finish and keep them down."),
     "policy": Verb("nomarr_systemd.cli.policy", "Show the restart policy in force."),
     "reconcile": Verb("nomarr_systemd.cli.workers", "Finish what was left undone."),

@@ -59,7 +59,7 @@ class Settler:
         self._limited = Limited(burst=3, every_s=60)
         # The thread's own.
         self._leaving = False
-        self._config = Config()
+        self._config: Config | None = None  # until then nobody knows where the jobs are
         self._store: Store | None = None
         self._owed: dict[str, tuple[str, str]] = {}  # component id and cause, by invocation
         self._causes: list[tuple[Outcome, str]] = []
@@ -100,7 +100,7 @@ class Settler:
     # In the thread
 
     def _take_config(self, config: Config) -> None:
-        if config.store != self._config.store:
+        if self._config is None or config.store != self._config.store:
             self._forget_store()
             self._retry_at = 0.0
         self._config = config
@@ -116,10 +116,11 @@ class Settler:
         while not self._leaving:
             self._listen()
             now = time.monotonic()
-            if self._leaving or now < self._retry_at:
+            config = self._config
+            if self._leaving or config is None or now < self._retry_at:
                 continue
             try:
-                self._work(now)
+                self._work(config, now)
                 if self.failing:
                     log(NOTICE, "the store of jobs is back", owed=len(self._owed))
                 self.failing = False
@@ -142,8 +143,9 @@ class Settler:
     def _listen(self) -> None:
         """Wait for a message, or until something is due; take all that there are."""
         due = max(self._retry_at, 0.0 if self._has_work() else self._sweep_due)
+        patience_s = max(0.0, due - time.monotonic()) if self._config else None
         try:
-            message = self._handed.get(timeout=max(0.0, due - time.monotonic()))
+            message = self._handed.get(timeout=patience_s)
             while True:
                 message()
                 message = self._handed.get_nowait()
@@ -153,27 +155,29 @@ class Settler:
     def _has_work(self) -> bool:
         return bool(self._owed or self._causes or self._question)
 
-    def _work(self, now: float) -> None:
+    def _work(self, config: Config, now: float) -> None:
         if self._store is None:
-            self._store = open_work_store(self._config.store)
+            self._store = open_work_store(config.store)
         store = self._store
         for invocation, (component_id, cause) in list(self._owed.items()):
-            self._settle(store, component_id, invocation, cause)
+            self._settle(store, config, component_id, invocation, cause)
             del self._owed[invocation]
         while self._causes:
             name_cause(store, *self._causes[0])
             del self._causes[0]
         if now >= self._sweep_due:
-            self._sweep(store, now)
-            timeouts = [pool.claim_timeout_s for pool in self._config.pools]
+            self._sweep(store, config, now)
+            timeouts = [pool.claim_timeout_s for pool in config.pools]
             self._sweep_due = now + max(min(timeouts, default=30.0) / 2, 0.1)
         if self._question is not None:
             answer = self._question(store)
             self._question = None
             self._loop.post(answer)
 
-    def _settle(self, store: Store, component_id: str, invocation: str, cause: str) -> None:
-        pool = self._pool_of(component_id)
+    def _settle(
+        self, store: Store, config: Config, component_id: str, invocation: str, cause: str
+    ) -> None:
+        pool = _pool_of(config, component_id)
         wall_ms = time.time_ns() // 1_000_000
         try:
             outcome = settle(store, pool, component_id, invocation, cause, wall_ms)
@@ -184,19 +188,19 @@ class Settler:
             return
         self._loop.post(partial(self._on_outcome, outcome))
 
-    def _sweep(self, store: Store, now: float) -> None:
+    def _sweep(self, store: Store, config: Config, now: float) -> None:
         """Settle claims whose run is over: at our start at once, later when claim_timeout_s has
         passed and nobody settled them. Finish what a kill left of failing a pool."""
         if self._is_first:
-            for pool in self._config.pools:
+            for pool in config.pools:
                 finish_failing(store, pool.name, time.time_ns() // 1_000_000)
-        vanished = find_vanished(store, host_of(self._config.store.url), self._eyes.running)
+        vanished = find_vanished(store, host_of(config.store.url), self._eyes.running)
         since = {invocation: self._vanished.get(invocation, now) for _, invocation, _ in vanished}
         for component_id, invocation, boot in vanished:
-            patience_s = self._pool_of(component_id).claim_timeout_s
+            patience_s = _pool_of(config, component_id).claim_timeout_s
             if self._is_first or now - since[invocation] >= patience_s:
                 cause = self._guess_cause(invocation, boot)
-                self._settle(store, component_id, invocation, cause)
+                self._settle(store, config, component_id, invocation, cause)
                 del since[invocation]
         self._vanished = since
         self._is_first = False
@@ -206,15 +210,16 @@ class Settler:
             return STOPPED
         return UNSEEN if boot in ("", read_boot_id()) else REBOOTED
 
-    def _pool_of(self, component_id: str) -> Pool:
-        """Its settings; the defaults for a pool that is no longer configured."""
-        name = parse_component(component_id).pool
-        return next((pool for pool in self._config.pools if pool.name == name), Pool(name))
-
     def _forget_store(self) -> None:
         store, self._store = self._store, None
         if store is not None:
             store.close()
+
+
+def _pool_of(config: Config, component_id: str) -> Pool:
+    """Its settings; the defaults for a pool that is no longer configured."""
+    name = parse_component(component_id).pool
+    return next((pool for pool in config.pools if pool.name == name), Pool(name))
 
 
 def describe(outcome: Outcome | None) -> Mapping[str, Any]:
