@@ -77,7 +77,9 @@ class DirectoryJobs:
             return False
         note = _parse(os.pread(fd, 1 << 20, 0))
         stamp = _stamp(job)
-        begun = int(note.get("begun", 0)) if note.get("stamp") == stamp else 0
+        begun = note.get("begun") if note.get("stamp") == stamp else 0
+        if not isinstance(begun, int):  # somebody else's idea of a note
+            begun = 0
         free = stamp is not None and not _is_over(note, stamp)
         if free and begun >= self._max_crashes:
             why = f"{begun} workers began it and none came to its end"

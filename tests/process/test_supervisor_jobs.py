@@ -36,6 +36,13 @@ class Desk:
         self.lab.start()
         return self.lab.subscribe("queue:tag:status")
 
+    def begin(self, instance: str) -> str:
+        """A run begins, and the supervisor has seen it: its end will be seen, too."""
+        invocation = self.lab.begin_run(instance)
+        component = f"worker:{instance.replace('-', ':')}"
+        self.until(lambda: self.lab.snapshot()[component]["invocation"] == invocation)
+        return invocation
+
     def claims(self, invocation: str, number: int = 0, *, boot: str = "") -> Claims:
         owner = Owner(f"worker:tag:{number}", invocation, "", boot or read_boot_id())
         return Claims(self.store, "tag", owner)
@@ -74,8 +81,8 @@ def desk() -> Iterator[Desk]:
 )
 def test_a_death_settles_its_job_and_no_other(desk: Desk, policy: CrashPolicy, status: str) -> None:
     events = desk.start(crash_policy=policy)
-    invocation = desk.lab.begin_run("tag-0")
-    other = desk.lab.begin_run("tag-1")
+    invocation = desk.begin("tag-0")
+    other = desk.begin("tag-1")
     desk.take(invocation)
     living = desk.take(other, "/b", 1)
     desk.lab.end_run("tag-0")
@@ -101,7 +108,7 @@ def test_a_death_settles_its_job_and_no_other(desk: Desk, policy: CrashPolicy, s
 
 def test_a_stop_is_not_held_against_the_job(desk: Desk) -> None:
     events = desk.start(job_max_crashes=1)
-    invocation = desk.lab.begin_run("tag-0")
+    invocation = desk.begin("tag-0")
     desk.take(invocation)
     with open(f"{desk.lab.paths.stop}/{invocation}", "x", encoding="ascii"):
         pass
@@ -114,8 +121,8 @@ def test_a_stop_is_not_held_against_the_job(desk: Desk) -> None:
 
 def test_what_ended_while_no_supervisor_was_there(desk: Desk) -> None:
     desk.start(crash_policy="restart-requeue-in-flight", job_max_crashes=1)
-    died = desk.lab.begin_run("tag-0")
-    runs = desk.lab.begin_run("tag-1")
+    died = desk.begin("tag-0")
+    runs = desk.begin("tag-1")
     desk.take(died)
     desk.take(runs, "/b", 1)
     desk.take("f" * 32, "/c", 7, boot="another")  # of a worker that is gone, before a reboot
@@ -130,7 +137,7 @@ def test_what_ended_while_no_supervisor_was_there(desk: Desk) -> None:
 
 def test_a_claim_nobody_saw_end_expires_and_a_long_job_does_not(desk: Desk) -> None:
     desk.start(claim_timeout_s=0.2)
-    long = desk.lab.begin_run("tag-1")
+    long = desk.begin("tag-1")
     desk.take(long, "/b", 1)
     desk.take("e" * 32)
     desk.until(lambda: desk.job()["status"] == "error")
@@ -143,7 +150,7 @@ def test_quarantine_and_what_the_controller_gives_back(desk: Desk) -> None:
     events = desk.start(crash_policy="restart-requeue-in-flight", crash_max_retries=1)
     invocations = []
     for _ in range(2):
-        invocations.append(desk.lab.begin_run("tag-0"))
+        invocations.append(desk.begin("tag-0"))
         desk.take(invocations[-1])
         desk.lab.end_run("tag-0")
         events.until(settled)
@@ -158,9 +165,9 @@ def test_quarantine_and_what_the_controller_gives_back(desk: Desk) -> None:
 @pytest.mark.parametrize("settings", [{"crash_policy": "fail-pool"}, {"crash_max_retries": 0}])
 def test_a_pool_fails_with_all_its_work(desk: Desk, settings: dict[str, Any]) -> None:
     events = desk.start(**settings)
-    other = desk.lab.begin_run("tag-1")
+    other = desk.begin("tag-1")
     living = desk.take(other, "/b", 1)
-    invocation = desk.lab.begin_run("tag-0")
+    invocation = desk.begin("tag-0")
     desk.take(invocation)
     desk.lab.end_run("tag-0")
     outcome = events.until(settled)[-1]["outcome"]
@@ -186,7 +193,7 @@ def test_a_pool_fails_with_all_its_work(desk: Desk, settings: dict[str, Any]) ->
 
 def test_a_store_that_is_away_costs_time_and_nothing_else(desk: Desk) -> None:
     desk.start()
-    invocation = desk.lab.begin_run("tag-0")
+    invocation = desk.begin("tag-0")
     desk.take(invocation)
     work = f"{desk.lab.paths.state}/work"
     os.rename(work, f"{work}.aside")
@@ -203,7 +210,7 @@ def test_a_store_that_is_away_costs_time_and_nothing_else(desk: Desk) -> None:
 def test_queues_and_jobs_are_shown(desk: Desk) -> None:
     desk.start()
     events = desk.lab.subscribe("queue:*:status", "queue:status", "queue:jobs")
-    invocation = desk.lab.begin_run("tag-0")
+    invocation = desk.begin("tag-0")
     writer = desk.lab.writer("tag-0")
     claims = desk.take(invocation)
     metrics = {"avg_time_s": 2.0, "files_processed": 1}
