@@ -26,7 +26,8 @@ import os, sys
 from nomarr_systemd.core.jobs import Owner
 from nomarr_systemd.jobs.claims import Claims, End
 from nomarr_systemd.store.sqlite import SqliteStore
-claims = Claims(SqliteStore(sys.argv[1], "work"), "tag", Owner("worker:tag:0", os.urandom(16).hex()))
+owner = Owner("worker:tag:0", os.urandom(16).hex())
+claims = Claims(SqliteStore(sys.argv[1], "work"), "tag", owner)
 print("ready", flush=True)
 sys.stdin.readline()
 done = lost = 0
