@@ -94,6 +94,8 @@ class Queues:
             self.settler.name_cause(outcome, cause)
 
     def _take_outcome(self, outcome: Outcome) -> None:
+        if self._outcomes.get(outcome.invocation) == outcome:
+            return  # seen by the loop and found by its claim: nothing is told twice
         self._outcomes[outcome.invocation] = outcome
         while len(self._outcomes) > _MAX_OUTCOMES:
             self._outcomes.popitem(last=False)
