@@ -29,6 +29,7 @@ VERBS = {
     "demo": Verb("nomarr_systemd.cli.demo", "See it work: crashes, decisions, a ledger."),
     "events": Verb("nomarr_systemd.cli.events", "Show what happens, as it happens."),
     "history": Verb("nomarr_systemd.cli.history", "Show what died, how, and what was decided."),
+    "jobs": Verb("nomarr_systemd.cli.jobs", "Fill, see and mend the queues of jobs."),
     "pause": Verb("nomarr_systemd.cli.workers", "Let workers finish and keep them down."),
     "policy": Verb("nomarr_systemd.cli.policy", "Show the restart policy in force."),
     "reconcile": Verb("nomarr_systemd.cli.workers", "Finish what was left undone."),

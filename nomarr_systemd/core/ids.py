@@ -93,6 +93,23 @@ def split_invocation(text: str) -> tuple[str, int]:
     return match[1], int(match[2] or 0)
 
 
+def is_run(text: str) -> bool:
+    """Whether it names a run; a start job that failed never ran, and had nothing in hand."""
+    try:
+        return split_invocation(text)[1] == 0
+    except BadName:
+        return False
+
+
+def find_instance(name: str) -> Component | None:
+    """The component whose instance this is, spelled just so; None if it is none."""
+    try:
+        component = parse_component(name)
+    except BadName:
+        return None
+    return component if component.instance == name else None
+
+
 def _bad(text: str, why: str) -> BadName:
     return BadName(
         f"{quote(text)} is not a worker: {why}",

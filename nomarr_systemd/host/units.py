@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from nomarr_systemd.core.config import Config, Directive, Pool
 from nomarr_systemd.core.errors import ConfigError, NomarrError
 from nomarr_systemd.core.ids import UNIT_PREFIX, UNIT_SUFFIX, Component
-from nomarr_systemd.core.model import HealthRules
 from nomarr_systemd.host.files import remove, sync_directory, write_durably
 from nomarr_systemd.host.paths import SYSTEM_STATE, Paths
 
@@ -253,7 +252,7 @@ def _render_dropin(
         unit=[line for line in lines if _stands_in_unit(line[0])],
         service=[line for line in lines if not _stands_in_unit(line[0])],
         command=pool.command or (f"{libexec}/nomarr-worker", pool.entrypoint),
-        settings="" if pool.command else _settings(pool, config.health),
+        settings="" if pool.command else _settings(pool, config),
     )
 
 
@@ -272,10 +271,11 @@ def _templates() -> Environment:
     return templates
 
 
-def _settings(pool: Pool, health: HealthRules) -> str:
-    """What the Python runtime must know, as JSON."""
+def _settings(pool: Pool, config: Config) -> str:
+    """What the Python runtime must know, as JSON. The store's URL has no password in it."""
     names = ("frame_interval_s", "stall_timeout_s", "max_recovery_s", "gpu_health_max_age_s")
-    values = {name: getattr(health, name) for name in names}
+    values = {name: getattr(config.health, name) for name in names}
+    values["store"] = {name: text for name, text in config.store._asdict().items() if text}
     for name in ("idle_evict_s", "claim_timeout_s", "stop_timeout_s", "watchdog_s"):
         values[name] = getattr(pool, name)
     return json.dumps(values, separators=(",", ":"))

@@ -37,6 +37,7 @@ from nomarr_systemd.store.protocol import (
     check_field,
     check_key,
     check_where,
+    check_words,
     encode,
     new_keys,
 )
@@ -131,6 +132,7 @@ class ArangoStore:
         order: str = "_key",
         descending: bool = False,
         limit: int | None = None,
+        after: str | None = None,
     ) -> list[Doc]:
         bound: dict[str, Any] = {"@documents": collection, "order": check_field(order)}
         query = "FOR d IN @@documents"
@@ -138,6 +140,9 @@ class ArangoStore:
             _check_values([value], field)
             query += f" FILTER d.@field{number} == @value{number}"
             bound |= {f"field{number}": field, f"value{number}": value}
+        if after is not None:
+            query += " FILTER d._key > @after"
+            bound["after"] = after
         direction = "DESC" if descending else "ASC"
         query += f" SORT d.@order {direction}, d._key {direction}"
         if limit is not None:
@@ -156,6 +161,38 @@ class ArangoStore:
             # Not repeatable: asked for twice, a batch would be skipped.
             docs += self._link.ask(collection, cursor.fetch)["batch"]
         return [_without_id(doc) for doc in docs]
+
+    def count(self, collection: str, where: Equal) -> int:
+        bound: dict[str, Any] = {"@documents": collection}
+        query = "FOR d IN @@documents"
+        for number, (field, value) in enumerate(check_words(where).items()):
+            query += f" FILTER d.@field{number} == @value{number}"
+            bound |= {f"field{number}": field, f"value{number}": value}
+        query += " COLLECT WITH COUNT INTO n RETURN n"
+        self._open(collection)
+        execute = self._db.aql.execute
+        cursor = self._link.ask(
+            collection, lambda: execute(query, bind_vars=bound), repeatable=True
+        )
+        return int(next(iter(cursor.batch())))
+
+    def add(self, collection: str, docs: Sequence[Doc]) -> int:
+        rows = [{**_sendable(doc), "_key": check_key(doc.get("_key"))} for doc in docs]
+        documents = self._open(collection)
+        if not rows:
+            return 0
+        done = self._link.settle(
+            collection,
+            lambda: documents.import_bulk(rows, on_duplicate="ignore", sync=_synced(collection)),
+        )
+        if done["created"] + done["ignored"] != len(rows):
+            raise StoreUnavailable(
+                f"ArangoDB at {self._link.where} took {done['created']} of {len(rows)} documents"
+                f" for {collection}: {str(done.get('details'))[:200]}"
+            )
+        for row in rows:
+            self._written(collection, row["_key"])
+        return int(done["created"])
 
     def append(self, collection: str, docs: Sequence[Doc]) -> None:
         keys = new_keys(len(docs))

@@ -8,9 +8,21 @@ from __future__ import annotations
 
 import os
 
+from nomarr_systemd.core.config import StoreSettings
 from nomarr_systemd.core.storeurl import SqliteUrl, parse_store_url
 from nomarr_systemd.store.protocol import Domain, Store
 from nomarr_systemd.store.publish import Publisher
+
+
+def open_work_store(settings: StoreSettings) -> Store:
+    """The work domain's store, with the rights that are meant for it."""
+    return open_store(
+        settings.url,
+        "work",
+        user=settings.work_user,
+        password_file=settings.work_password_file or settings.password_file,
+        ca_file=settings.ca_file,
+    )
 
 
 def open_store(

@@ -76,12 +76,20 @@ class Store(Protocol):
         order: str = "_key",
         descending: bool = False,
         limit: int | None = None,
+        after: str | None = None,
     ) -> list[Doc]:
         """Documents whose fields equal ``where`` (None: absent or null), ordered, then by key.
 
+        ``after`` leaves out the keys up to this one, in the order of keys: to go on from there.
         Order is meant for numbers and for texts of digits and small letters: beyond those,
         SQLite compares bytes and ArangoDB compares as its configured language does.
         """
+
+    def count(self, collection: str, where: Equal) -> int:
+        """How many documents have these words in these fields; an index alone may answer."""
+
+    def add(self, collection: str, docs: Sequence[Doc]) -> int:
+        """Keep those whose ``_key`` is not taken yet, in one go; returns how many."""
 
     def append(self, collection: str, docs: Sequence[Doc]) -> None:
         """Keep new documents without keys, in this order, in one go."""
@@ -102,6 +110,7 @@ class Store(Protocol):
 
 _KEY = re.compile(r"[A-Za-z0-9_\-:.@()+,=;$!*'%]{1,254}")
 _FIELD = re.compile(r"_key|[a-z][a-z0-9_]{0,63}")
+_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_:.\-]{0,253}")
 _encoder = json.JSONEncoder(
     ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":")
 )
@@ -133,6 +142,14 @@ def check_where(where: Equal | None) -> Equal:
             raise BadDocument(f"{field} is compared with {value!r:.80}: only text, int and None")
         if isinstance(value, int):
             check_number(value)
+    return where
+
+
+def check_words(where: Equal) -> Equal:
+    """The condition, if it is made of words: what a database takes for something else is none."""
+    for field, value in check_where(where).items():
+        if not isinstance(value, str) or not _WORD.fullmatch(value):
+            raise BadDocument(f"{field} is counted by {value!r:.80}: only words are counted by")
     return where
 
 

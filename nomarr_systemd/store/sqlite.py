@@ -23,6 +23,7 @@ from nomarr_systemd.store.protocol import (
     check_key,
     check_number,
     check_where,
+    check_words,
     encode,
     new_keys,
 )
@@ -100,6 +101,7 @@ class SqliteStore:
         order: str = "_key",
         descending: bool = False,
         limit: int | None = None,
+        after: str | None = None,
     ) -> list[Doc]:
         sql = f"SELECT key, rev, body FROM {self._table(collection)}"
         conditions: list[str] = []
@@ -108,6 +110,9 @@ class SqliteStore:
             condition, compared = _equals(field, value)
             conditions.append(condition)
             values += compared
+        if after is not None:
+            conditions.append("key > ?")
+            values.append(after)
         if conditions:
             sql += f" WHERE {' AND '.join(conditions)}"
         direction = "DESC" if descending else "ASC"
@@ -117,6 +122,23 @@ class SqliteStore:
         rows = self._file.run(lambda db: db.execute(sql, values).fetchall())
         docs = [self._load(collection, row) for row in rows]
         return [doc for doc in docs if doc is not None]
+
+    def count(self, collection: str, where: Equal) -> int:
+        # Without find()'s second look at the type, which would read every document: a word is
+        # neither a number nor an object's text, so the index knows it all.
+        conditions = " AND ".join(f"{_column(field)} = ?" for field in check_words(where))
+        sql = f"SELECT count(*) FROM {self._table(collection)} WHERE {conditions or 'TRUE'}"
+        values = tuple(where.values())
+        return self._file.run(lambda db: int(db.execute(sql, values).fetchone()[0]))
+
+    def add(self, collection: str, docs: Sequence[Doc]) -> int:
+        sql = f"INSERT OR IGNORE INTO {self._table(collection)} VALUES (?, ?, ?)"
+        rows = [(check_key(doc.get("_key")), _new_rev(), encode(doc)) for doc in docs]
+        with contextlib.nullcontext() if self._file.in_transaction else self.batch():
+            added = max(0, self._file.run(lambda db: db.executemany(sql, rows).rowcount))
+        for key, _, _ in rows:
+            self._written(collection, key)
+        return added
 
     def append(self, collection: str, docs: Sequence[Doc]) -> None:
         sql = f"INSERT INTO {self._table(collection)} VALUES (?, ?, ?)"

@@ -40,6 +40,8 @@ class Subject(Protocol):
     def describe_self(self) -> dict[str, Any]: ...
     def describe_system(self) -> dict[str, Any]: ...
     def take_crash(self, worker: Worker, invocation: str, cause: str, decision: str) -> str: ...
+    def describe_settlement(self, invocation: str) -> dict[str, Any]: ...
+    def show_queues(self, patterns: Patterns) -> Iterator[dict[str, Any]]: ...
     def take_failed(self, worker: Worker) -> None: ...
     def take_reset(self, worker: Worker) -> None: ...
 
@@ -93,6 +95,7 @@ class Live:
             "snapshot": self._snapshot,
             "blackbox": self._blackbox,
             "label": self._label,
+            "settlement": self._settlement,
         }
         self._changers: Mapping[str, Callable[[dict[str, Any]], Iterator[bytes]]] = {
             "crashed": self._crashed,
@@ -183,6 +186,8 @@ class Live:
         if patterns.match(SYSTEM):
             system = self._subject.describe_system()
             yield encode(make_event(SYSTEM, "snapshot", system=system))
+        for event in self._subject.show_queues(patterns):
+            yield encode(event)
         done = -1
         while workers := self._after(done):
             events = []
@@ -229,7 +234,13 @@ class Live:
         worker = self._find(request)
         texts = (_text(request, name) for name in ("invocation", "cause", "decision"))
         label = self._subject.take_crash(worker, *texts)
-        return iter([encode({"ok": True, "label": label})])
+        settled = self._subject.describe_settlement(_text(request, "invocation"))
+        return iter([encode({"ok": True, "label": label, **settled})])
+
+    def _settlement(self, request: dict[str, Any]) -> Iterator[bytes]:
+        """What became of the jobs of a run: ``settled`` False means, not yet; ask again."""
+        settled = self._subject.describe_settlement(_text(request, "invocation"))
+        return iter([encode({"ok": True, **settled})])
 
     def _set_failed(self, request: dict[str, Any]) -> Iterator[bytes]:
         self._subject.take_failed(self._find(request))

@@ -10,17 +10,16 @@ import contextlib
 import os
 import select
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Final
 
 from nomarr_systemd.core.config import Config
-from nomarr_systemd.core.errors import BadName
 from nomarr_systemd.core.exits import LABELS
 from nomarr_systemd.core.frames import EVENTS
 from nomarr_systemd.core.health import EOF_GONE, REGISTERED, RESET, SET_FAILED, State, Transition
-from nomarr_systemd.core.ids import Component, parse_component
-from nomarr_systemd.history import Sample
+from nomarr_systemd.core.ids import Component, find_instance, is_run, parse_component
+from nomarr_systemd.core.jobs import STOPPED
 from nomarr_systemd.host.paths import Paths
 from nomarr_systemd.supervisor import live, pipes, witness
 from nomarr_systemd.supervisor.inquiry import Inquiry
@@ -29,17 +28,15 @@ from nomarr_systemd.supervisor.log import INFO, NOTICE, WARNING, Limited, log
 from nomarr_systemd.supervisor.loop import Loop
 from nomarr_systemd.supervisor.memory import Memory
 from nomarr_systemd.supervisor.news import News
+from nomarr_systemd.supervisor.queues import Queues
 from nomarr_systemd.supervisor.reader import Reader
 from nomarr_systemd.supervisor.registry import Crash, Registry, Run, Worker
-from nomarr_systemd.supervisor.snapshots import Snapshots
+from nomarr_systemd.supervisor.settler import Eyes
+from nomarr_systemd.supervisor.snapshots import Snapshots, take_samples
+from nomarr_systemd.supervisor.topics import Patterns
 from nomarr_systemd.supervisor.units import Units
 
 _LARGEST_PIPE: Final = 17  # reads; a worker may have made its pipe 1 MiB large
-STOPPED: Final = "stopped"  # to settle: the run ended as somebody had asked
-
-
-def settle_nothing(_component_id: str, _invocation: str, _cause: str) -> None:
-    """Until jobs are known here."""
 
 
 class Supervisor:
@@ -52,7 +49,6 @@ class Supervisor:
     def __init__(
         self, paths: Paths, config: Config | None, loop: Loop, stored: dict[str, list[int]]
     ) -> None:
-        self.settle: Callable[[str, str, str], None] = settle_nothing
         self.registry = Registry(
             loop,
             (config or Config()).health,
@@ -73,6 +69,9 @@ class Supervisor:
         self._taking = False  # frames: subscribers see where they lead, not each step
         self._pipes = pipes.Pipes(paths.health)
         self._units = Units(paths.runtime, paths.stop)
+        eyes = Eyes(self._find_invocation, self._units.was_asked_to_stop)
+        self.queues = Queues(loop, eyes, self.registry)
+        self.settle: Callable[[str, str, str], None] = self.queues.settler.settle
         self._memory = Memory(os.path.join(os.path.dirname(paths.live), "memory"))
         self._stored = stored
         listening, renewed = live.open_socket(paths.live, stored.pop(live.NAME, []))
@@ -81,7 +80,10 @@ class Supervisor:
             pipes.store(live.NAME, listening.fileno())
         self._live = live.Live(loop, listening, self)
         self._news = News(
-            loop, self.registry, self._live, is_store_away=lambda: self._snapshots.failing
+            loop,
+            self.registry,
+            self._live,
+            is_store_away=lambda: self._snapshots.failing or self.queues.settler.failing,
         )
 
     # Beginning, changing, ending
@@ -92,7 +94,7 @@ class Supervisor:
         wanted = {each.instance: each for each in self._config.components()}
         if not self._configured:
             # Better all that was there than nothing: their workers still write.
-            wanted = {name: each for name in stored if (each := _component_of(name))}
+            wanted = {name: each for name in stored if (each := find_instance(name))}
         for instance in stored.keys() - wanted.keys():
             self._pipes.discard(instance, stored[instance])
         self._pipes.tidy(wanted)
@@ -102,6 +104,8 @@ class Supervisor:
             self._memory.forget(component_id)
         self._loop.watch(self._units.fd, select.EPOLLIN, self._take_units, first=True)
         self._arm_snapshot()
+        if self._configured:  # else we do not know where the jobs are
+            self.queues.start(self._config, self._live)
         # Who was waiting for us is served before anything is read: they shall miss nothing.
         self._live.welcome()
         for worker in self.registry.workers.values():
@@ -112,6 +116,7 @@ class Supervisor:
         self._config = config
         self._configured = True
         self.registry.rules = config.health
+        self.queues.start(config, self._live)
         wanted = {each.component_id: each for each in config.components()}
         for worker in list(self.registry.workers.values()):
             if worker.component_id not in wanted:
@@ -128,6 +133,7 @@ class Supervisor:
     def close(self) -> None:
         """Leave everything to the supervisor after us: pipes, socket and memory stay."""
         self._live.close()
+        self.queues.close()
         self._snapshots.close()
         self._units.close()
         self._memory.close()
@@ -206,6 +212,10 @@ class Supervisor:
         self._keep(worker)
         self._news.tell_worker(worker)
 
+    def _find_invocation(self, component_id: str) -> str:
+        """Also from another thread: a look at systemd's files, nothing else."""
+        return self._units.read(parse_component(component_id).unit)
+
     def _end_run(self, worker: Worker) -> None:
         """systemd has let go of the run. What it left in the pipe is still its own."""
         invocation = worker.invocation
@@ -244,6 +254,7 @@ class Supervisor:
             else:
                 worker.disagreement = ""
             self._news.tell_frames(worker, frames)
+            self.queues.take_frames(worker)
 
     def _count_drops(self, worker: Worker) -> None:
         drops = sum(worker.decoder.drops.values())
@@ -334,10 +345,19 @@ class Supervisor:
         self._keep(worker)
         self._news.tell_crash(worker, cause)
         self._news.tell_worker(worker)
+        self._sync(worker)  # its end may be in systemd's files and not yet in our ears
         if invocation and invocation == worker.invocation:
             return worker.label
+        if is_run(invocation):
+            self.queues.take_cause(worker.component_id, invocation, cause)
         ended = worker.ended
         return ended.label if ended and ended.invocation == invocation else ""
+
+    def describe_settlement(self, invocation: str) -> dict[str, Any]:
+        return self.queues.answer(invocation)
+
+    def show_queues(self, patterns: Patterns) -> Iterator[dict[str, Any]]:
+        return self.queues.show(patterns)
 
     def take_failed(self, worker: Worker) -> None:
         self.registry.step(worker, SET_FAILED)
@@ -369,30 +389,8 @@ class Supervisor:
         self._loop.at(self._loop.now + self.registry.rules.snapshot_interval_s, self._snapshot)
 
     def _snapshot(self) -> None:
-        wall_ms = time.time_ns() // 1_000_000
-        samples = [
-            Sample(
-                worker.component_id,
-                wall_ms,
-                worker.status,
-                worker.invocation,
-                worker.state.misses,
-                worker.state.late,
-                worker.drops,
-                worker.disagreement,
-                worker.line,
-            )
-            for worker in self.registry.workers.values()
-        ]
+        samples = take_samples(self.registry.workers.values())
         if samples:
             self._snapshots.offer(self._config.store, samples)
         self._news.tell_system_soon()  # the store may be away, or back
         self._arm_snapshot()
-
-
-def _component_of(name: str) -> Component | None:
-    try:
-        component = parse_component(name)
-    except BadName:
-        return None
-    return component if component.instance == name else None

@@ -7,21 +7,41 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from queue import SimpleQueue
 from typing import Final
 
 from nomarr_systemd.core.config import StoreSettings
 from nomarr_systemd.core.errors import NomarrError
 from nomarr_systemd.history import Sample, append, prune
-from nomarr_systemd.store.opening import open_store
+from nomarr_systemd.store.opening import open_work_store
 from nomarr_systemd.store.protocol import Store
 from nomarr_systemd.supervisor.log import NOTICE, WARNING, Limited, log
+from nomarr_systemd.supervisor.registry import Worker
 
 _PRUNE_EVERY_MS: Final = 3_600_000
 _LEAVE_S: Final = 1.0
 
 Batch = tuple[StoreSettings, Sequence[Sample]]
+
+
+def take_samples(workers: Iterable[Worker]) -> list[Sample]:
+    """Every worker as it is now."""
+    wall_ms = time.time_ns() // 1_000_000
+    return [
+        Sample(
+            worker.component_id,
+            wall_ms,
+            worker.status,
+            worker.invocation,
+            worker.state.misses,
+            worker.state.late,
+            worker.drops,
+            worker.disagreement,
+            worker.line,
+        )
+        for worker in workers
+    ]
 
 
 class Snapshots:
@@ -62,7 +82,7 @@ class Snapshots:
                 if store is None or settings != opened:
                     if store is not None:
                         store.close()
-                    store, opened = _open(settings), settings
+                    store, opened = open_work_store(settings), settings
                 append(store, samples)
                 now_ms = time.time_ns() // 1_000_000
                 if now_ms - pruned_ms > _PRUNE_EVERY_MS:
@@ -79,13 +99,3 @@ class Snapshots:
                 )
         if store is not None:
             store.close()
-
-
-def _open(settings: StoreSettings) -> Store:
-    return open_store(
-        settings.url,
-        "work",
-        user=settings.work_user,
-        password_file=settings.work_password_file or settings.password_file,
-        ca_file=settings.ca_file,
-    )

@@ -31,6 +31,7 @@ class Patterns:
         parts = (re.escape(topic).replace(r"\*", "[a-z0-9_]+(?::[a-z0-9_]+)*") for topic in topics)
         self._match = re.compile("|".join(parts)).fullmatch
         self._known: dict[str, bool] = {}
+        self.wants_queues = any(topic.startswith(("queue", "*")) for topic in topics)
 
     def match(self, topic: str) -> bool:
         """Whether the subscriber wants it. Remembered: there are few topics and many events."""

@@ -6,10 +6,11 @@ import json
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from nomarr_systemd.core.config import Pool
+from nomarr_systemd.core.config import Pool, StoreSettings
 from nomarr_systemd.core.errors import BadName, ConfigError
 from nomarr_systemd.core.ids import parse_component
 from nomarr_systemd.core.model import HealthRules
+from nomarr_systemd.core.storeurl import parse_store_url
 
 _HINT = "nomarrctl apply writes the unit's environment; run it again"
 
@@ -20,6 +21,8 @@ class Settings(NamedTuple):
     frame_interval_s: float = HealthRules().frame_interval_s
     stall_timeout_s: float = HealthRules().stall_timeout_s  # 0: progress is not judged
     idle_evict_s: float = Pool("").idle_evict_s  # 0: never
+    gpu_health_max_age_s: float = HealthRules().gpu_health_max_age_s
+    store: StoreSettings | None = None  # None: there is no queue to take jobs from
 
 
 class Environment(NamedTuple):
@@ -65,6 +68,7 @@ def _read_settings(text: str) -> Settings:
     if not isinstance(given, dict):
         raise ConfigError("NOMARR_SETTINGS is no JSON object", hint=_HINT)
     known = {name: given[name] for name in Settings._fields if name in given}
+    store = _read_store(known.pop("store", None))
     for name, value in known.items():
         # An interval of 0 would be a busy loop. Nothing of this holds for NaN.
         least = 0.001 if name == "frame_interval_s" else 0
@@ -73,4 +77,17 @@ def _read_settings(text: str) -> Settings:
                 f"NOMARR_SETTINGS: {name} is {str(value)[:60]!r}, not a number of seconds",
                 hint=_HINT,
             )
-    return Settings(**known)
+    return Settings(**known, store=store)
+
+
+def _read_store(given: object) -> StoreSettings | None:
+    if given is None:
+        return None
+    if not isinstance(given, dict) or not all(isinstance(text, str) for text in given.values()):
+        raise ConfigError("NOMARR_SETTINGS: store is no object of texts", hint=_HINT)
+    known = {name: given[name] for name in StoreSettings._fields if name in given}
+    try:
+        parse_store_url(known.get("url", ""))
+    except BadName as error:
+        raise ConfigError(f"NOMARR_SETTINGS: store: {error}", hint=_HINT) from error
+    return StoreSettings(**known)

@@ -9,9 +9,10 @@ import logging
 import os
 import signal
 from collections.abc import Callable
-from time import monotonic
+from functools import partial
+from time import monotonic, sleep
 from types import FrameType
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from nomarr_systemd.core.exits import EX_SOFTWARE, EX_TEMPFAIL
 from nomarr_systemd.worker.bell import Bell
@@ -20,6 +21,9 @@ from nomarr_systemd.worker.errors import NonFatal, NotReady, OutOfMemory, Recove
 from nomarr_systemd.worker.pulse import Pulse
 from nomarr_systemd.worker.source import OwnJobs, Source
 from nomarr_systemd.worker.vitals import Condition, Tally
+
+if TYPE_CHECKING:
+    from nomarr_systemd.worker.storejobs import StoreJobs
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +50,7 @@ class Worker:
     """Subclass it and give what differs. It is made without arguments, in the main thread."""
 
     lazy = False  # it loads in its first job, and is pending until that is done
+    needs_gpu = False  # no job is begun while the store says that the GPU is away
     idle_waits = Waits(1.0, 1.5, 30.0)
     backoff_waits = Waits(1.0, 2.0, 60.0)
     _pulse: Pulse | None = None
@@ -57,15 +62,21 @@ class Worker:
         """The next job of a worker that finds its jobs itself; None: nothing to do."""
         return None
 
-    def source(self) -> Source:
-        """Where the jobs come from; asked once, after the first ``load``."""
-        return OwnJobs(self.next_job)
+    def source(self) -> Source | None:
+        """Where the jobs come from; asked once, after the first ``load``.
+
+        Unless told otherwise: from ``next_job``, or from the queue of the worker's pool.
+        """
+        return OwnJobs(self.next_job) if type(self).next_job is not Worker.next_job else None
 
     def preflight(self) -> None:
         """Raise NotReady if no job can be done now. Called before each job."""
 
-    def process(self, job: str) -> None:
-        """Do one job. Say ``progress`` if it may take longer than stall_timeout_s."""
+    def process(self, job: str) -> object:
+        """Do one job; what it returns is kept with it, if it is JSON.
+
+        Say ``progress`` if it may take longer than stall_timeout_s.
+        """
         raise NotImplementedError
 
     def evict(self) -> None:
@@ -85,7 +96,9 @@ class Runtime:
     """One run of one worker."""
 
     def __init__(self, environment: Environment) -> None:
+        self._environment = environment
         self._idle_evict_s = environment.settings.idle_evict_s
+        self._queue: StoreJobs | None = None  # the pool's, if the jobs come from there
         self._bell = Bell()
         self._tally = Tally()
         self._pulse = Pulse(environment, self._tally, on_lost=self._bell.ring)
@@ -115,10 +128,17 @@ class Runtime:
             self._load()
         except Stop:
             return 0
-        self._source = self._worker.source()
+        self._source = self._worker.source() or self._open_queue()
         self._can_evict = type(self._worker).evict is not Worker.evict and self._idle_evict_s > 0
         self._pulse.set(Condition(self._status(), "idle"))
         self._pulse.ready()
+        try:
+            return self._work()
+        finally:
+            if self._queue:
+                self._queue.close(self._pause)
+
+    def _work(self) -> int:
         while not self._ending():
             try:
                 self._turn()
@@ -169,6 +189,8 @@ class Runtime:
 
     def _check(self) -> None:
         try:
+            if self._queue and self._worker.needs_gpu:
+                self._queue.check_gpu()
             self._worker.preflight()
         except NotReady:
             raise
@@ -188,28 +210,33 @@ class Runtime:
         self._pulse.progress()
         self._pulse.set(Condition(self._status(), "processing", job))
         begun = monotonic()
+        end: Callable[[], None]
         try:
-            self._worker.process(job)
+            result = self._worker.process(job)
         except NotReady:
             self._source.release(job)
             raise
         except NonFatal as error:
             log.warning("job %r failed: %s", job, error)
-            self._source.fail(job, error)
+            end = partial(self._source.fail, job, error)
         except Exception as error:
             self._blame(error, f"job {job!r}")
             if isinstance(error, Recovering | MemoryError):
                 recovering = error if isinstance(error, Recovering) else OutOfMemory()
                 self._pulse.recover(recovering.seconds)
-            self._source.fail(job, error)
+            end = partial(self._source.fail, job, error)
         else:
-            self._source.complete(job)
+            end = partial(self._source.complete, job, result)
             self._tally.count_done(monotonic() - begun)
             self._proven = True
             self._pulse.recovered()
-        # Busy still, but whatever dies from here on does not die of this job.
         self._pulse.progress()
-        self._pulse.set(Condition(self._status(), "processing"), hurry=False)
+        try:
+            end()
+        finally:
+            # Busy still, but whatever dies from here on does not die of this job.
+            self._pulse.progress()
+            self._pulse.set(Condition(self._status(), "processing"), hurry=False)
 
     def _rest(self, *, evict: bool) -> None:
         """Wait for work; the first time after idle_evict_s, give back what is not needed."""
@@ -234,6 +261,26 @@ class Runtime:
         log.warning("not ready: %s", note)
         self._pulse.set(Condition("unhealthy", "backing_off", note=note))
         self._wait(self._backoff_s)
+
+    def _open_queue(self) -> Source:
+        """The queue of the worker's pool; one without a store has nothing to do."""
+        settings = self._environment.settings
+        if settings.store is None or not self._environment.component_id:
+            return OwnJobs(self._worker.next_job)
+        from nomarr_systemd.worker.storejobs import StoreJobs  # only who needs it pays for it
+
+        self._queue = StoreJobs(
+            settings.store,
+            self._environment.component_id,
+            self._environment.invocation,
+            gpu_max_age_s=settings.gpu_health_max_age_s,
+        )
+        return self._queue
+
+    def _pause(self, seconds: float) -> None:
+        """Wait also when the worker is about to leave."""
+        self._pulse.progress()
+        sleep(seconds)
 
     def _wait(self, seconds: float) -> None:
         self._pulse.rest(seconds)

@@ -17,7 +17,8 @@ class Source(Protocol):
     def claim(self, job: str) -> bool:
         """False: another worker was faster."""
 
-    def complete(self, job: str) -> None: ...
+    def complete(self, job: str, result: object) -> None:
+        """``result`` is what ``process`` returned."""
 
     def fail(self, job: str, error: Exception) -> None: ...
 
@@ -39,7 +40,7 @@ class OwnJobs:
     def claim(self, job: str) -> bool:  # noqa: ARG002  # the protocol's
         return True
 
-    def complete(self, job: str) -> None:
+    def complete(self, job: str, result: object) -> None:
         pass
 
     def fail(self, job: str, error: Exception) -> None:

@@ -110,20 +110,29 @@ class Collection:
         self._get_if(key, rev)
         return _meta(self.documents.pop(key))
 
-    def load(self, news: Iterable[Any], *, complete: bool) -> Doc:
+    def load(self, news: Iterable[Any], *, complete: bool, ignore_taken: bool = False) -> Doc:
         """DOCS develop/http-api/import/; with ``complete`` all documents are kept or none."""
-        before, created, details = dict(self.documents), 0, []
+        before, created, details, ignored = dict(self.documents), 0, [], 0
         for position, new in enumerate(news):
             try:
                 self.insert(new)
                 created += 1
             except Refusal as refusal:
+                if ignore_taken and refusal.number == 1210:
+                    ignored += 1
+                    continue
                 if complete:
                     self.documents = before
                     raise
                 details.append(f"at position {position}: {refusal}")
         errors = len(details)
-        counts = {"created": created, "errors": errors, "empty": 0, "updated": 0, "ignored": 0}
+        counts = {
+            "created": created,
+            "errors": errors,
+            "ignored": ignored,
+            "empty": 0,
+            "updated": 0,
+        }
         return {"error": False, **counts, "details": details}
 
     def ensure_index(self, wanted: Doc) -> tuple[int, Doc]:

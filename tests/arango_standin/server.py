@@ -180,7 +180,8 @@ def _import(database: Database, asked: Asked) -> Answer:
     collection = database.collection(asked.options.get("collection", ""))
     if asked.options.get("type") not in ("array", "list") or not isinstance(asked.body, list):
         raise Refusal(400, 10, "expecting a JSON array, and type=array")
-    return 201, collection.load(asked.body, complete=asked.option("complete"))
+    ignores = asked.options.get("onDuplicate") == "ignore"
+    return 201, collection.load(asked.body, complete=asked.option("complete"), ignore_taken=ignores)
 
 
 def _cursor(database: Database, asked: Asked, rest: list[str]) -> Answer:

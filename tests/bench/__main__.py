@@ -6,12 +6,13 @@ import gc
 import sys
 from collections.abc import Callable
 
-from tests.bench import books, decisions, frames, imports, live
+from tests.bench import books, decisions, frames, imports, jobs, live
 
 PARTS: dict[str, Callable[[], None]] = {
     "decisions": decisions.measure,
     "frames": frames.measure,
     "books": books.measure,
+    "jobs": jobs.measure,
     "imports": imports.measure,
     "live": live.measure,
 }

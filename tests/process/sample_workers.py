@@ -173,3 +173,24 @@ class PulseFails(Told):
 
 class NoWorker:
     pass
+
+
+class FromQueue(Worker):
+    """Takes its jobs from the store. What a path says is done."""
+
+    idle_waits = Waits(0.002, 1.5, 0.02)
+    backoff_waits = Waits(0.02, 2.0, 0.1)
+    needs_gpu = True
+
+    def process(self, job: str) -> object:
+        say(f"begin {os.fsencode(job).hex()}")
+        match os.path.basename(job):
+            case "nonfatal":
+                raise NonFatal("bad file")
+            case "error":
+                raise RuntimeError("broken")
+            case "wait":
+                hear()
+            case "odd":
+                return {"size": object()}
+        return {"length": len(job)}

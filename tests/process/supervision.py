@@ -183,12 +183,15 @@ class Lab:
         self.log = open(f"{self.root}/log", "ab", buffering=0)  # noqa: SIM115
 
     def configure(
-        self, *, store: str = "", health: HealthRules | None = None, **pools: int
+        self, *, store: str = "", health: HealthRules | None = None, **pools: int | Pool
     ) -> None:
         config = Config(
             store=StoreSettings(store or f"sqlite://{self.paths.state}"),
             health=health or HealthRules(),
-            pools=tuple(Pool(name, workers=number) for name, number in pools.items()),
+            pools=tuple(
+                each if isinstance(each, Pool) else Pool(name, workers=each)
+                for name, each in pools.items()
+            ),
         )
         with open(self.paths.resolved + ".new", "w", encoding="utf-8") as file:
             json.dump(config.to_dict(), file)

@@ -157,3 +157,48 @@ def test_any_text_is_found_again(store: Store, text: str) -> None:
     store.insert("meta", {"_key": "a", "t": text})
     store.insert("meta", {"_key": "b", "t": text + text})
     assert keys_of(store.find("meta", {"t": text})) == ["a"]
+
+
+class TestJobsQueries:
+    """What a queue needs: to go on after a key, to count by words, to add what is new."""
+
+    @pytest.fixture
+    def work(self, open_store: Callable[..., Store]) -> Store:
+        return open_store("work")
+
+    def test_goes_on_after_a_key(self, work: Store) -> None:
+        work.add("jobs", [{"_key": key, "pool": "tag", "status": "pending"} for key in "edcba"])
+        where = {"pool": "tag", "status": "pending"}
+        assert keys_of(work.find("jobs", where, after="b", limit=2)) == ["c", "d"]
+        assert keys_of(work.find("jobs", where, after="e")) == []
+        assert keys_of(work.find("jobs", after="")) == list("abcde")
+
+    def test_counts_words(self, work: Store) -> None:
+        docs: list[dict[str, Any]] = [
+            {"_key": "a", "pool": "tag", "status": "done"},
+            {"_key": "b", "pool": "tag", "status": "pending"},
+            {"_key": "c", "pool": "art", "status": "done"},
+            {"_key": "d", "pool": "tag", "status": ["done"]},
+            {"_key": "e", "pool": "tag"},
+        ]
+        work.add("jobs", docs)
+        assert work.count("jobs", {"pool": "tag", "status": "done"}) == 1
+        assert work.count("jobs", {"pool": "tag"}) == 4
+        assert work.count("jobs", {"status": "none"}) == 0
+        assert work.count("jobs", {}) == 5
+        for odd in ("", "1", '["done"]', 1, None):
+            with pytest.raises(BadDocument):
+                work.count("jobs", {"status": odd})
+
+    def test_adds_what_is_new(self, work: Store) -> None:
+        assert work.add("jobs", []) == 0
+        assert work.add("jobs", [{"_key": "a", "n": 1}, {"_key": "b"}, {"_key": "a", "n": 2}]) == 2
+        assert work.add("jobs", [{"_key": "a", "n": 3}, {"_key": "c"}]) == 1
+        assert [doc.get("n") for doc in work.find("jobs")] == [1, None, None]
+        with pytest.raises(BadDocument):
+            work.add("jobs", [{"_key": "d"}, {"_key": ""}])
+        with pytest.raises(BadDocument):
+            work.add("jobs", [{"n": 1}])
+        assert work.get("jobs", "d") is None
+        with pytest.raises(StoreError):
+            work.add("unheard_of", [{"_key": "a"}])

@@ -1,0 +1,334 @@
+"""``nomarrctl jobs``: the queue of a pool, as its operator fills, sees and mends it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from itertools import islice
+from typing import Any, BinaryIO, Final
+
+import click
+
+from nomarr_systemd.cli.common import Scope, load_config, printable
+from nomarr_systemd.core.config import Config
+from nomarr_systemd.core.errors import BadName, NomarrError
+from nomarr_systemd.core.jobs import STATUSES, Doc, Status, path_of
+from nomarr_systemd.core.quoting import ask_for, quote
+from nomarr_systemd.core.storeurl import SqliteUrl, parse_store_url
+from nomarr_systemd.core.words import describe_ms
+from nomarr_systemd.jobs import queue
+from nomarr_systemd.store.opening import open_work_store
+from nomarr_systemd.store.protocol import Store
+
+DAY_MS: Final = 86_400_000
+COLOURS: Final = {"done": "green", "error": "red", "quarantined": "magenta", "running": "cyan"}
+
+_as_json = click.option("--json", "as_json", is_flag=True, help="For scripts.")
+_pool = click.option("--pool", metavar="POOL", help="Not needed where there is only one pool.")
+
+
+@click.group()
+def jobs() -> None:
+    """Fill, see and mend the queues that workers take their jobs from.
+
+    A job is a path in a pool. It is pending until a worker takes it, then running, and in the end
+    done or error; one that killed its workers is quarantined.
+    """
+
+
+@jobs.command()
+@click.argument("paths", nargs=-1, metavar="PATH…", type=click.Path(allow_dash=True))
+@click.option(
+    "--from-file", metavar="FILE", type=click.Path(allow_dash=True), help="A path a line."
+)
+@click.option(
+    "-0", "--null", is_flag=True, help="Paths in FILE end in NUL, as find -print0 writes."
+)
+@_pool
+@_as_json
+@click.pass_obj
+def add(
+    scope: Scope,
+    paths: tuple[str, ...],
+    from_file: str | None,
+    null: bool,
+    pool: str | None,
+    as_json: bool,
+) -> None:
+    """Add PATHs to the queue of a pool; what is there already stays as it is.
+
+    A PATH of - stands for the paths on standard input. Cut short, it may be run again:
+
+        find /srv/music -name '*.flac' -print0 | nomarrctl jobs add -0 -
+    """
+    config = load_config(scope)
+    name = _choose_pool(config, pool)
+    sources = [from_file] if from_file else []
+    given = [path for path in paths if path != "-"]
+    sources += ["-"] if len(given) < len(paths) else []
+    if not given and not sources:
+        raise click.UsageError("name paths, --from-file FILE, or - for standard input")
+    shows = not as_json and sys.stderr.isatty()
+
+    def show(seen: int, new: int) -> None:
+        if shows:
+            click.echo(f"\r{seen} paths, {new} of them new …", err=True, nl=False)
+
+    files = [_open_source(source) for source in sources]  # as who we still are
+
+    def all_paths() -> Iterator[str]:
+        yield from given
+        for file in files:
+            with file:
+                yield from _read_paths(file, null=null)
+
+    with _open(config) as store:
+        whole = (os.path.abspath(path) if path else path for path in all_paths())
+        seen, new = queue.add(store, name, whole, on_page=show)
+    if shows and seen:
+        click.echo(err=True)
+    if as_json:
+        click.echo(json.dumps({"pool": name, "paths": seen, "added": new}))
+    else:
+        known = f", {seen - new} were there already" if seen > new else ""
+        click.echo(f"{new} jobs were added to {name}{known}.")
+
+
+@jobs.command("list")
+@click.option("--status", type=click.Choice(STATUSES), help="Only those that are so.")
+@click.option("--limit", default=50, show_default=True, type=click.IntRange(0), help="0: all.")
+@_pool
+@_as_json
+@click.pass_obj
+def list_jobs(
+    scope: Scope, status: Status | None, limit: int, pool: str | None, as_json: bool
+) -> None:
+    """List jobs, and how many there are of each status."""
+    config = load_config(scope)
+    names = [_choose_pool(config, pool)] if pool else [each.name for each in config.pools]
+    with _open(config) as store:
+        counts = {name: queue.count(store, name) for name in names}
+        found = (doc for name in names for doc in queue.walk(store, name, status))
+        docs = list(islice(found, limit or None))
+    if as_json:
+        click.echo(
+            json.dumps({"counts": counts, "jobs": [_to_json(doc) for doc in docs]}, indent=2)
+        )
+        return
+    for doc in docs:
+        click.echo(_draw(doc))
+    for name in names:
+        parts = ", ".join(f"{number} {word}" for word, number in counts[name].items() if number)
+        click.echo(click.style(f"{name}: {parts or 'no jobs'}", bold=True))
+    wanted = sum(
+        number
+        for each in counts.values()
+        for word, number in each.items()
+        if status in (None, word)
+    )
+    if len(docs) < wanted:
+        click.echo(f"{wanted - len(docs)} more; --limit 0 lists them all.")
+
+
+@jobs.command()
+@click.argument("job")
+@_pool
+@_as_json
+@click.pass_obj
+def show(scope: Scope, job: str, pool: str | None, as_json: bool) -> None:
+    """Show one JOB, by its key or its path: its result, its error, the workers it killed."""
+    config = load_config(scope)
+    with _open(config) as store:
+        doc = _find(store, config, job, pool)
+    if as_json:
+        click.echo(json.dumps(_to_json(doc), indent=2))
+        return
+    click.echo(_draw(doc))
+    click.echo(f"  key       {doc['_key']}")
+    click.echo(f"  attempts  {doc.get('attempts', 0)}")
+    for name, title in (("component_id", "worker"), ("error", "error"), ("result", "result")):
+        if doc.get(name) is not None:
+            value = doc[name]
+            if name == "error" and isinstance(value, dict):
+                value = f"{value.get('type')}: {value.get('message')}"
+            text = value if isinstance(value, str) else json.dumps(value)
+            click.echo(f"  {title:<9} {printable(text)}")
+    for each in doc.get("crashes") or ():
+        click.echo(
+            f"  killed    {each['component_id']} ({printable(each['cause'])})"
+            f" in the run {each['invocation']}"
+        )
+    if doc["status"] == "quarantined":
+        click.echo("To let it run again: nomarrctl jobs quarantine release " + doc["_key"])
+
+
+@jobs.command()
+@click.argument("names", nargs=-1, metavar="JOB…")
+@click.option("--all", "every", is_flag=True, help="Every job that failed.")
+@_pool
+@_as_json
+@click.pass_obj
+def retry(
+    scope: Scope, names: tuple[str, ...], every: bool, pool: str | None, as_json: bool
+) -> None:
+    """Put JOBs that failed, or are done, back into the queue."""
+    _mend(scope, names, every, pool, as_json, "error")
+
+
+@jobs.group()
+def quarantine() -> None:
+    """Jobs that killed their workers: list them, release them."""
+
+
+@quarantine.command("list")
+@click.option("--limit", default=50, show_default=True, type=click.IntRange(0), help="0: all.")
+@_pool
+@_as_json
+@click.pass_context
+def list_quarantined(ctx: click.Context, limit: int, pool: str | None, as_json: bool) -> None:
+    """List the jobs in quarantine."""
+    ctx.invoke(list_jobs, status="quarantined", limit=limit, pool=pool, as_json=as_json)
+
+
+@quarantine.command("release")
+@click.argument("names", nargs=-1, metavar="JOB…")
+@click.option("--all", "every", is_flag=True, help="Every job in quarantine.")
+@_pool
+@_as_json
+@click.pass_obj
+def release(
+    scope: Scope, names: tuple[str, ...], every: bool, pool: str | None, as_json: bool
+) -> None:
+    """Let JOBs out of quarantine: they have all their lives again."""
+    _mend(scope, names, every, pool, as_json, "quarantined")
+
+
+@jobs.command()
+@click.option(
+    "--status",
+    type=click.Choice(["done", "error", "quarantined"]),
+    default="done",
+    show_default=True,
+)
+@click.option("--days", default=30.0, show_default=True, type=click.FloatRange(0), help="Older.")
+@_pool
+@_as_json
+@click.pass_obj
+def prune(scope: Scope, status: Status, days: float, pool: str | None, as_json: bool) -> None:
+    """Forget jobs that ended so many days ago, with their results."""
+    config = load_config(scope)
+    name = _choose_pool(config, pool)
+    with _open(config) as store:
+        gone = queue.prune(store, name, status, int(days * DAY_MS))
+    click.echo(json.dumps({"pool": name, "pruned": gone}) if as_json else f"{gone} jobs are gone.")
+
+
+def _mend(
+    scope: Scope,
+    names: tuple[str, ...],
+    every: bool,
+    pool: str | None,
+    as_json: bool,
+    status: Status,
+) -> None:
+    if bool(names) == every:
+        raise click.UsageError("name jobs, or say --all")
+    config = load_config(scope)
+    change = queue.retry if status == "error" else queue.release
+    with _open(config) as store:
+        docs: Iterable[Doc]
+        if every:
+            docs = queue.walk(store, _choose_pool(config, pool), status)
+        else:
+            docs = [_find(store, config, name, pool) for name in names]
+        changed = [change(store, doc)["_key"] for doc in docs]
+    if as_json:
+        click.echo(json.dumps({"pending": changed}))
+    else:
+        click.echo(f"{len(changed)} jobs wait for a worker again.")
+
+
+def _open(config: Config) -> closing[Store]:
+    """The store, used as its owner would: what root makes there the workers could not use."""
+    parsed = parse_store_url(config.store.url)
+    if isinstance(parsed, SqliteUrl) and os.geteuid() == 0:
+        import nomarr_systemd.store.sqlite  # noqa: F401 (the owner may not be able to read it)
+
+        try:
+            owner = os.stat(os.path.join(parsed.directory, "work"))
+        except FileNotFoundError as error:
+            raise NomarrError(
+                f"there is no directory {parsed.directory}/work yet", hint="run nomarrctl apply"
+            ) from error
+        if owner.st_uid:
+            os.setgroups([])
+            os.setegid(owner.st_gid)
+            os.seteuid(owner.st_uid)
+    return closing(open_work_store(config.store))
+
+
+def _choose_pool(config: Config, name: str | None) -> str:
+    known = [pool.name for pool in config.pools]
+    if name in known:
+        return name
+    if name is not None:
+        raise BadName(
+            f"there is no pool {quote(name)}",
+            hint=ask_for(name, known) or f"pools are {', '.join(known) or 'not configured yet'}",
+        )
+    if len(known) != 1:
+        raise BadName("which pool is meant?", hint=f"say --pool with one of {', '.join(known)}")
+    return known[0]
+
+
+def _find(store: Store, config: Config, job: str, pool: str | None) -> Doc:
+    """By key, or by path in the pool that was named or in whichever has it."""
+    names = [_choose_pool(config, pool)] if pool else [each.name for each in config.pools]
+    for name in names:
+        for spelled in (job, os.path.abspath(job)):
+            try:
+                return queue.find(store, name, spelled)
+            except queue.NoSuchJob:
+                continue
+    return queue.find(store, "", job)
+
+
+def _open_source(source: str) -> BinaryIO:
+    try:
+        return open(0 if source == "-" else source, "rb", closefd=source != "-")
+    except OSError as error:
+        raise NomarrError(
+            f"cannot read {source}: {error.strerror}", hint="name a file with a path on each line"
+        ) from error
+
+
+def _read_paths(file: BinaryIO, *, null: bool) -> Iterator[str]:
+    """The paths in a file, undecodable bytes and all; empty lines are none."""
+    end = b"\0" if null else b"\n"
+    rest = b""
+    while piece := file.read(1 << 16):
+        *whole, rest = (rest + piece).split(end)
+        yield from (os.fsdecode(path) for path in whole if path)
+    if rest:
+        yield os.fsdecode(rest)
+
+
+def _to_json(doc: Doc) -> dict[str, Any]:
+    """A job for scripts: its own fields, the key as ``id``. ``raw`` is base64 where the path is
+    no text."""
+    fields = {name: value for name, value in doc.items() if not name.startswith("_")}
+    return {"id": doc["_key"], **fields}
+
+
+def _draw(doc: Doc) -> str:
+    status = click.style(f"{doc['status']:<11}", fg=COLOURS.get(doc["status"]))
+    path = printable(path_of(doc)).replace("\n", "\\n")
+    age = describe_ms(max(0, queue.now_ms() - int(doc["updated_wall_ms"])))
+    error = doc.get("error")
+    why = ""
+    if doc["status"] in ("error", "quarantined") and isinstance(error, dict):
+        why = "  " + printable(str(error.get("message"))).replace("\n", " ")[:120]
+    return f"{status} {path}  {age} ago{why}"

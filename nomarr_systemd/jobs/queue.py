@@ -1,0 +1,130 @@
+"""The queue as its operator sees it: add, list, retry, release, prune, count.
+
+Nothing here touches a job that a worker has in hand.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Final
+
+from nomarr_systemd.core import jobs
+from nomarr_systemd.core.errors import NomarrError, StaleRevision
+from nomarr_systemd.core.jobs import STATUSES, Doc, Status
+from nomarr_systemd.store.protocol import Store
+
+JOBS: Final = "jobs"
+PAGE: Final = 500  # documents per commit: others have their turn in between
+
+
+class NoSuchJob(NomarrError):
+    """Nobody added it."""
+
+    code = "no-such-job"
+    exit_status = 4
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def add(
+    store: Store, pool: str, paths: Iterable[str], *, on_page: Callable[[int, int], None]
+) -> tuple[int, int]:
+    """Add paths to a pool: how many there were, and how many of them are new.
+
+    Page by page, each durable when ``on_page(all so far, new so far)`` is called. What was added
+    before, or by an earlier attempt that was cut short, is passed over.
+    """
+    wall_ms = now_ms()
+    seen = new = 0
+    paths = iter(paths)
+    while page := [jobs.make_job(pool, path, wall_ms) for path in islice(paths, PAGE)]:
+        new += store.add(JOBS, page)
+        seen += len(page)
+        on_page(seen, new)
+    return seen, new
+
+
+def find(store: Store, pool: str, job: str) -> Doc:
+    """The job with this key, or of this path in ``pool``; or NoSuchJob."""
+    doc = store.get(JOBS, jobs.key_of(pool, job)) if pool else None
+    if doc is None and ":" in job and job.isascii() and len(job) <= 200 and "/" not in job:
+        doc = store.get(JOBS, job)
+    if doc is None:
+        raise NoSuchJob(
+            f"there is no job {job!r:.200}" + (f" in pool {pool}" if pool else ""),
+            hint="name it by its key or its path, as nomarrctl jobs list shows them",
+        )
+    return doc
+
+
+def walk(store: Store, pool: str, status: Status | None = None) -> Iterator[Doc]:
+    """The jobs of a pool by key, page by page: what changes meanwhile may be seen or not."""
+    for each in (status,) if status else STATUSES:
+        after = ""
+        while page := store.find(JOBS, {"pool": pool, "status": each}, after=after, limit=PAGE):
+            yield from page
+            after = page[-1]["_key"]
+
+
+def count(store: Store, pool: str) -> dict[Status, int]:
+    """How many jobs of a pool there are in each status."""
+    return {each: store.count(JOBS, {"pool": pool, "status": each}) for each in STATUSES}
+
+
+def retry(store: Store, doc: Doc) -> Doc:
+    """Put a job that failed, or is done, back into the queue; its deaths still count."""
+    return _swap(store, doc, ("error", "done"), jobs.requeue, "retried")
+
+
+def release(store: Store, doc: Doc) -> Doc:
+    """Let a job out of quarantine: it has all its lives again."""
+    return _swap(store, doc, ("quarantined",), jobs.release, "released")
+
+
+def prune(store: Store, pool: str, status: Status, older_than_ms: int) -> int:
+    """Remove jobs in this final status that were last changed before; returns how many."""
+    before = now_ms() - older_than_ms
+    gone = 0
+    old = (doc for doc in walk(store, pool, status) if doc["updated_wall_ms"] <= before)
+    while page := list(islice(old, PAGE)):
+        with store.batch():
+            for doc in page:
+                try:
+                    gone += store.delete(JOBS, doc["_key"], doc["_rev"])
+                except StaleRevision:
+                    continue  # retried a moment ago: it is wanted
+    return gone
+
+
+def _swap(
+    store: Store,
+    doc: Doc,
+    allowed: tuple[str, ...],
+    change: Callable[[Doc, int], Doc],
+    verb: str,
+) -> Doc:
+    while True:
+        if doc["status"] not in allowed:
+            raise NomarrError(
+                f"job {doc['_key']} is {doc['status']} and cannot be {verb}",
+                hint=_HINTS.get(doc["status"], ""),
+            )
+        changed = change(doc, now_ms())
+        try:
+            store.replace(JOBS, changed)
+            return changed
+        except StaleRevision:
+            doc = find(store, "", doc["_key"])
+
+
+_HINTS: Final = {
+    "pending": "it waits for a worker already",
+    "running": "a worker has it in hand",
+    "quarantined": "nomarrctl jobs quarantine release lets it out",
+    "error": "nomarrctl jobs retry puts it back into the queue",
+    "done": "nomarrctl jobs retry puts it back into the queue",
+}

@@ -1,0 +1,182 @@
+"""Jobs from a folder: every new or changed file in it is one, and no database is needed.
+
+    class Tagger(Worker):
+        def source(self) -> DirectoryJobs:
+            return DirectoryJobs("/srv/music", "*.flac", "*.wav")
+
+What is done is noted in a state folder, ``.nomarr`` in the folder itself unless another is named.
+A claim is a lock on a file there. It is the kernel's, so it ends with its process, and nobody has
+to find out whether its owner is still alive; any number of workers on one host may share it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import fnmatch
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterator
+from typing import Any, Final
+
+from nomarr_systemd.core.errors import ConfigError
+from nomarr_systemd.core.jobs import describe_error
+from nomarr_systemd.worker.errors import NotReady
+
+STATE: Final = ".nomarr"
+
+
+class DirectoryJobs:
+    """A ``Source`` of the files below ``folder`` whose names match one of ``patterns``.
+
+    A file is taken when it was not written to for ``quiet_s``: it may still be on its way. One
+    that was begun ``max_crashes`` times and never ended has killed its workers, and is set aside.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        *patterns: str,
+        state: str = "",
+        quiet_s: float = 2.0,
+        max_crashes: int = 2,
+    ) -> None:
+        self._folder = os.path.abspath(folder)
+        self._patterns = patterns or ("*",)
+        self._state = os.path.abspath(state or os.path.join(folder, STATE))
+        self._quiet_s = quiet_s
+        self._max_crashes = max_crashes
+        self._found: Iterator[str] = iter(())
+        self._held: dict[str, int] = {}  # locks, by job
+        try:
+            os.makedirs(self._state, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot use {self._state} for notes: {error.strerror}",
+                hint="make it a folder this user may write, or name another as state=",
+            ) from error
+
+    def discover(self) -> str | None:
+        job = self._next()
+        if job is None:
+            self._found = self._walk()
+            job = self._next()
+        return job
+
+    def claim(self, job: str) -> bool:
+        name = self._name(job)
+        try:
+            fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640)
+        except OSError as error:
+            raise NotReady(f"cannot make a note of {job!r}: {error.strerror}") from error
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            return False
+        note = _parse(os.pread(fd, 1 << 20, 0))
+        stamp = _stamp(job)
+        begun = note.get("begun") if note.get("stamp") == stamp else 0
+        if not isinstance(begun, int):  # somebody else's idea of a note
+            begun = 0
+        free = stamp is not None and not _is_over(note, stamp)
+        if free and begun >= self._max_crashes:
+            why = f"{begun} workers began it and none came to its end"
+            _write(fd, {"path": job, "stamp": stamp, "status": "quarantined", "error": why})
+            free = False
+        if not free:
+            os.close(fd)
+            return False
+        try:
+            # Before the work: a kill during it finds the count as it was before, plus one.
+            _write(fd, {"path": job, "stamp": stamp, "status": "running", "begun": begun + 1})
+        except OSError as error:
+            os.close(fd)
+            raise NotReady(f"cannot make a note of {job!r}: {error.strerror}") from error
+        self._held[job] = fd
+        return True
+
+    def complete(self, job: str, result: object) -> None:
+        self._end(job, {"status": "done", "result": result})
+
+    def fail(self, job: str, error: Exception) -> None:
+        self._end(job, {"status": "error", "error": describe_error(error)})
+
+    def release(self, job: str) -> None:
+        self._end(job, {"status": "pending"})
+
+    def _end(self, job: str, note: dict[str, Any]) -> None:
+        """The note, then the lock: nobody takes the job before it has its end."""
+        fd = self._held.pop(job)
+        try:
+            kept = _parse(os.pread(fd, 1 << 20, 0))
+            # As it was when it was begun: written to meanwhile, the file is new again.
+            _write(fd, {"path": job, "stamp": kept.get("stamp"), **note})
+        except OSError as error:
+            raise NotReady(f"cannot make a note of {job!r}: {error.strerror}") from error
+        finally:
+            os.close(fd)
+
+    def _next(self) -> str | None:
+        """The next file that is not over. Others may take it; claim() tells."""
+        for job in self._found:
+            stamp = _stamp(job)
+            if stamp is None or time.time() - stamp[1] / 1e9 < self._quiet_s:
+                continue
+            try:
+                with open(self._name(job), "rb") as file:
+                    note = _parse(file.read(1 << 20))
+            except OSError:
+                return job  # no note yet; claim() says why if there cannot be one
+            if not _is_over(note, stamp):
+                return job
+        return None
+
+    def _walk(self) -> Iterator[str]:
+        """Files in the order of their names; a folder that is away has none."""
+        for place, folders, files in os.walk(self._folder):
+            folders[:] = sorted(
+                name for name in folders if os.path.join(place, name) != self._state
+            )
+            for name in sorted(files):
+                if any(fnmatch.fnmatchcase(name, pattern) for pattern in self._patterns):
+                    yield os.path.join(place, name)
+
+    def _name(self, job: str) -> str:
+        digest = hashlib.blake2b(os.fsencode(job), digest_size=16).hexdigest()
+        return os.path.join(self._state, f"{digest}.json")
+
+
+def _stamp(job: str) -> list[int] | None:
+    """What changes when the file is written to; None if it is gone."""
+    try:
+        status = os.stat(job)
+    except OSError:
+        return None
+    return [status.st_size, status.st_mtime_ns]
+
+
+def _is_over(note: dict[str, Any], stamp: list[int] | None) -> bool:
+    return note.get("stamp") == stamp and note.get("status") in ("done", "error", "quarantined")
+
+
+def _parse(text: bytes) -> dict[str, Any]:
+    """A note; one that is cut short, or somebody else's, is none."""
+    try:
+        note = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return note if isinstance(note, dict) else {}
+
+
+def _write(fd: int, note: dict[str, Any]) -> None:
+    """In place, for the lock is on this file. Cut short by a kill, it reads as no note at all."""
+    try:
+        text = json.dumps(note)
+    except (TypeError, ValueError, RecursionError):
+        text = json.dumps({**note, "result": None, "not_kept": "the result is no JSON"})
+    data = text.encode()
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, data, 0)
+    os.fdatasync(fd)

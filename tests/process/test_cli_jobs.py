@@ -1,0 +1,131 @@
+"""nomarrctl jobs, as a program: many paths at once, strange ones, and what is said about them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nomarr_systemd.core.config import Pool
+from nomarr_systemd.core.jobs import Owner
+from nomarr_systemd.jobs.claims import Claims, End
+from nomarr_systemd.jobs.settlement import settle
+from nomarr_systemd.store.sqlite import SqliteStore
+
+STRANGE = [b"/music/\xff\xfe.flac", b"/music/new\nline", b"/music/" + b"x" * 4000, "/ä €".encode()]
+
+
+class Program:
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        (place / "work").mkdir()
+        self.config = place / "nomarr.toml"
+        self.config.write_text(
+            f'[store]\nurl = "sqlite://{place}"\n[pool.tag]\nentrypoint = "a.b:C"\n'
+        )
+
+    def run(self, *arguments: str | bytes, given: bytes = b"", status: int = 0) -> str:
+        done = subprocess.run(
+            [
+                *(sys.executable, "-m", "nomarr_systemd.cli.main", "--config", self.config),
+                *("jobs", *arguments),
+            ],
+            input=given,
+            capture_output=True,
+            check=False,
+        )
+        assert done.returncode == status, done
+        return (done.stderr if status else done.stdout).decode()
+
+    def ask(self, *arguments: str | bytes, given: bytes = b"") -> Any:
+        return json.loads(self.run(*arguments, "--json", given=given))
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Program:
+    return Program(tmp_path)
+
+
+def test_ten_thousand_at_once_and_again(program: Program) -> None:
+    paths = b"".join(b"/music/%05d.flac\n" % n for n in range(10_000))
+    assert program.ask("add", "-", given=paths)["added"] == 10_000
+    assert program.ask("add", "-", given=paths + b"/one more\n") == {
+        "pool": "tag",
+        "paths": 10_001,
+        "added": 1,
+    }
+    listed = program.ask("list", "--status", "pending", "--limit", "3")
+    assert listed["counts"]["tag"]["pending"] == 10_001
+    assert [job["path"] for job in listed["jobs"]] == [f"/music/{n:05d}.flac" for n in range(3)]
+    assert "9998 more" in program.run("list", "--limit", "3")
+
+
+def test_paths_of_any_kind(program: Program) -> None:
+    program.run("add", "-0", "--from-file", "-", given=b"\0".join(STRANGE))
+    assert program.ask("add", *STRANGE)["added"] == 0
+    assert program.ask("list")["counts"]["tag"]["pending"] == len(STRANGE)
+    shown = program.run("list")
+    assert "\\udcff" in shown
+    assert "new\\nline" in shown
+    assert all(line.isprintable() for line in shown.splitlines())
+    for path in STRANGE:
+        assert program.ask("show", path)["status"] == "pending"
+
+
+def test_from_a_job_to_its_end(program: Program) -> None:
+    program.run("add", "/a", "/b", "/c")
+    store = SqliteStore(str(program.place), "work")
+    claims = Claims(store, "tag", Owner("worker:tag:0", "a" * 32))
+    for end in (End("done", {"bpm": 120}), End("error", error={"type": "E", "message": "\x1b[1m"})):
+        doc = claims.next()
+        assert doc
+        assert claims.take(doc["_key"])
+        claims.end(doc["_key"], end)
+    assert program.ask("show", "/a")["result"] == {"bpm": 120}
+    assert "\x1b" not in program.run("show", "/b")
+    assert "cannot be retried" in program.run("retry", "/c", status=1)
+    assert len(program.ask("retry", "--all")["pending"]) == 1
+    # One that kills its workers.
+    pool = Pool("tag", job_max_crashes=1)
+    doc = claims.next()
+    assert doc
+    assert doc["path"] == "/b"
+    claims.take(doc["_key"])
+    settle(store, pool, "worker:tag:0", "a" * 32, "killed by signal 11", 1)
+    assert [job["path"] for job in program.ask("quarantine", "list")["jobs"]] == ["/b"]
+    assert "killed by signal 11" in program.run("show", doc["_key"])
+    assert "cannot be retried" in program.run("retry", "/b", status=1)
+    assert program.ask("quarantine", "release", "/b") == {"pending": [doc["_key"]]}
+    assert program.ask("prune") == {"pool": "tag", "pruned": 0}
+    assert program.ask("prune", "--days", "0") == {"pool": "tag", "pruned": 1}
+    assert "there is no job" in program.run("show", "/a", status=4)
+    store.close()
+
+
+def test_mistakes_are_explained(program: Program) -> None:
+    assert "name paths" in program.run("add", status=2)
+    assert "did you mean tag?" in program.run("add", "--pool", "tga", "/a", status=2)
+    assert "cannot read" in program.run("add", "--from-file", "/nowhere", status=1)
+    assert "say --all" in program.run("retry", status=2)
+    os.rmdir(program.place / "work")
+    said = program.run("list", status=1 if os.geteuid() == 0 else 0)
+    assert os.geteuid() or "nomarrctl apply" in said
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can hand over what it makes")
+def test_what_root_adds_the_workers_can_use(program: Program) -> None:
+    os.chmod(program.place, 0o755)
+    for parent in program.place.parents[:2]:
+        os.chmod(parent, 0o755)
+    os.chown(program.place / "work", 12345, 12345)
+    secret = program.place / "list"
+    secret.write_text("/a\n")
+    secret.chmod(0o600)
+    program.run("add", "--from-file", str(secret))
+    owners = {path.stat().st_uid for path in (program.place / "work").iterdir()}
+    assert owners == {12345}

@@ -1,0 +1,123 @@
+"""Jobs from a folder: new files once, changed ones again, and a lock that dies with its owner."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from nomarr_systemd.core.errors import ConfigError
+from nomarr_systemd.worker.directory import STATE, DirectoryJobs
+
+# Takes everything there is; at "kill" it dies in the middle.
+CHILD = """
+import os, signal, sys
+from nomarr_systemd.worker.directory import DirectoryJobs
+source = DirectoryJobs(sys.argv[1], quiet_s=0)
+while job := source.discover():
+    if source.claim(job):
+        os.write(1, f"{os.path.basename(job)}\\n".encode())
+        if "kill" in job:
+            os.kill(os.getpid(), signal.SIGKILL)
+        source.complete(job, {"by": os.getpid()})
+"""
+
+
+def folder_jobs(folder: Path, *patterns: str) -> DirectoryJobs:
+    return DirectoryJobs(str(folder), *patterns, quiet_s=0)
+
+
+def notes(folder: Path) -> dict[str, dict[str, object]]:
+    found = [json.loads(path.read_text()) for path in (folder / STATE).iterdir()]
+    return {os.path.basename(note["path"]): note for note in found}
+
+
+def test_new_and_changed_files_are_jobs(tmp_path: Path) -> None:
+    for name in ("b.flac", "a.flac", "c.txt", "sub/d.flac"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x")
+    source = folder_jobs(tmp_path, "*.flac")
+    done = []
+    while job := source.discover():
+        assert source.claim(job)
+        done.append(os.path.relpath(job, tmp_path))
+        source.complete(job, {"n": 1})
+    assert done == ["a.flac", "b.flac", "sub/d.flac"]
+    (tmp_path / "b.flac").write_text("longer")
+    job = source.discover()
+    assert job == str(tmp_path / "b.flac")
+    assert source.claim(job)
+    source.fail(job, RuntimeError("bad \udcff"))
+    assert source.discover() is None
+    assert notes(tmp_path)["b.flac"]["status"] == "error"
+    assert notes(tmp_path)["a.flac"]["result"] == {"n": 1}
+
+
+def test_a_file_on_its_way_waits(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("x")
+    assert DirectoryJobs(str(tmp_path), quiet_s=3600).discover() is None
+    os.utime(tmp_path / "a", (1, 1))
+    assert DirectoryJobs(str(tmp_path), quiet_s=3600).discover()
+
+
+def test_one_owner_and_release(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("x")
+    one, other = folder_jobs(tmp_path), folder_jobs(tmp_path)
+    job = one.discover()
+    assert job
+    assert one.claim(job)
+    assert not other.claim(job)
+    one.release(job)
+    assert other.claim(job)
+    (tmp_path / "a").write_text("changed meanwhile")
+    other.complete(job, object())
+    assert one.discover() == job  # it is new again
+    os.unlink(job)
+    assert not one.claim(job)
+    assert one.discover() is None
+
+
+def test_names_and_notes_of_any_kind(tmp_path: Path) -> None:
+    name = os.fsdecode(b"\xff\n")
+    (tmp_path / name).write_text("x")
+    source = folder_jobs(tmp_path)
+    job = source.discover()
+    assert job
+    assert source.claim(job)
+    source.release(job)
+    [note] = (tmp_path / STATE).iterdir()
+    for text in ("", "{", "[1]", '{"stamp": 7, "begun": "x"}'):
+        note.write_text(text)
+        assert source.claim(job)
+        source.release(job)
+
+
+def test_many_processes_and_one_that_kills(tmp_path: Path) -> None:
+    for n in range(100):
+        (tmp_path / f"{n:03d}").write_text("x")
+    (tmp_path / "050-kill").write_text("x")
+    begun: Counter[str] = Counter()
+    while folder_jobs(tmp_path).discover():
+        children = [
+            subprocess.Popen(
+                [sys.executable, "-c", CHILD, str(tmp_path)], stdout=subprocess.PIPE, text=True
+            )
+            for _ in range(4)
+        ]
+        for child in children:
+            begun.update(child.communicate()[0].split())
+    assert begun.pop("050-kill") == 2
+    assert set(begun.values()) == {1}
+    assert len(begun) == 100
+    assert notes(tmp_path)["050-kill"]["status"] == "quarantined"
+
+
+def test_a_state_folder_that_cannot_be(tmp_path: Path) -> None:
+    (tmp_path / STATE).write_text("a file")
+    with pytest.raises(ConfigError, match="cannot use"):
+        folder_jobs(tmp_path)

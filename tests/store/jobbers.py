@@ -1,0 +1,85 @@
+"""Workers that are killed: ``python -m tests.store.jobbers PLACE COMPONENT INVOCATION MARKS``.
+
+Each takes jobs from the queue through ``Claims`` and says on stdout what it begins and ends. A lock
+on a file of each job's own tells whether two have it in hand at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from nomarr_systemd.core.errors import StoreUnavailable
+from nomarr_systemd.core.jobs import Owner, path_of
+from nomarr_systemd.jobs.claims import Claims, End
+from tests.store.places import Place, dump_place, load_place
+
+POISON = "poison"  # in its path: whoever begins it dies
+BROKEN = "broken"  # fails
+
+
+def start(
+    place: Place, component: str, invocation: str, marks: str, out: int
+) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [
+            *(sys.executable, "-m", "tests.store.jobbers"),
+            *(dump_place(place), component, invocation, marks),
+        ],
+        cwd=Path(__file__).parents[2],
+        stdin=subprocess.PIPE,
+        stdout=out,
+    )
+
+
+def work(claims: Claims, marks: str) -> None:
+    while True:
+        try:
+            found = claims.next()
+            doc = claims.take(found["_key"]) if found else None
+        except StoreUnavailable:
+            continue  # the machine is busy
+        if found is None:
+            time.sleep(0.02)  # as any polite loop would; the parent ends us
+        if doc is None:
+            continue
+        key, path = doc["_key"], path_of(doc)
+        fd = os.open(f"{marks}/{key.rpartition(':')[2]}", os.O_RDWR | os.O_CREAT)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(f"TWICE {key}")
+        say(f"begin {key}")
+        if POISON in path:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if random.random() < 0.1:
+            time.sleep(0.005)
+        end = End("error", error={"type": "E", "message": "e"}) if BROKEN in path else End("done")
+        os.close(fd)
+        while True:
+            with contextlib.suppress(StoreUnavailable):
+                claims.end(key, end)
+                break
+        say(f"end {key}")
+
+
+def say(line: str) -> None:
+    os.write(1, f"{line}\n".encode())  # in one piece, for the others share it
+
+
+def main() -> int:
+    place, component, invocation, marks = sys.argv[1:]
+    with contextlib.closing(load_place(place).open("work")) as store:
+        work(Claims(store, "tag", Owner(component, invocation)), marks)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,126 @@
+"""Eight processes take jobs and are killed at random: every job has one end, no claim is left."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import os
+import random
+import select
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from nomarr_systemd.core.config import CrashPolicy, Pool
+from nomarr_systemd.jobs import queue
+from nomarr_systemd.jobs.claims import CLAIMS
+from nomarr_systemd.jobs.settlement import Outcome, settle
+from nomarr_systemd.store.protocol import Store
+from tests.store.jobbers import BROKEN, POISON, start
+from tests.store.places import Place
+
+WORKERS = 8
+_invocations = itertools.count(1)
+
+
+class Pit:
+    """The workers, and what they said."""
+
+    def __init__(self, place: Place, store: Store, pool: Pool, marks: str) -> None:
+        self.place, self.store, self.pool, self.marks = place, store, pool, marks
+        self.begun: collections.Counter[str] = collections.Counter()
+        self.ended: collections.Counter[str] = collections.Counter()
+        self.outcomes: list[Outcome] = []
+        self.twice: collections.Counter[str] = collections.Counter()
+        self._read, self._write = os.pipe()
+        self.children: dict[int, tuple[str, subprocess.Popen[bytes]]] = {}
+        for number in range(WORKERS):
+            self.start(number)
+
+    def start(self, number: int) -> None:
+        invocation = f"{next(_invocations):032x}"
+        child = start(self.place, f"worker:tag:{number}", invocation, self.marks, self._write)
+        self.children[number] = (invocation, child)
+
+    def bury(self, number: int, *, again: bool = True) -> None:
+        """Kill one, if it is not dead yet, settle what it left, and start another."""
+        invocation, child = self.children.pop(number)
+        child.kill()
+        child.communicate()
+        name = f"worker:tag:{number}"
+        outcome = settle(self.store, self.pool, name, invocation, "killed by signal 9", 1)
+        assert settle(self.store, self.pool, name, invocation, "killed by signal 9", 2) == outcome
+        self.outcomes.append(outcome)
+        if again:
+            self.start(number)
+
+    def read(self) -> int:
+        """All that they have said, waited for briefly; how many lines."""
+        if not select.select([self._read], [], [], 0.1)[0]:
+            return 0
+        lines = os.read(self._read, 65536).decode().splitlines()  # each written in one piece
+        for line in lines:
+            word, key = line.split()
+            {"begin": self.begun, "end": self.ended, "TWICE": self.twice}[word][key] += 1
+        return len(lines)
+
+    def bury_the_dead(self) -> None:
+        for number, (_, child) in list(self.children.items()):
+            if child.poll() is not None:
+                self.bury(number)
+
+    def close(self) -> None:
+        for number in list(self.children):
+            self.bury(number, again=False)
+        while self.read():
+            pass
+        os.close(self._write)
+        os.close(self._read)
+
+
+@pytest.mark.parametrize("policy", ["restart-fail-in-flight", "restart-requeue-in-flight"])
+def test_every_job_ends_once(place: Place, tmp_path: Path, policy: CrashPolicy) -> None:
+    number = 2000 if place.server is None else 200
+    paths = [f"/music/{n:05d}.flac" for n in range(number)]
+    paths += [f"/music/{n:05d}.{BROKEN}" for n in range(20)]
+    paths += [f"/music/{n:05d}.{POISON}" for n in range(3)]
+    store = place.open("work")
+    pool = Pool("tag", workers=WORKERS, crash_policy=policy)
+    queue.add(store, "tag", paths, on_page=lambda *_: None)
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    pit = Pit(place, store, pool, str(marks))
+    try:
+        lines, due = 0, number // 10
+        while (left := queue.count(store, "tag"))["pending"] + left["running"]:
+            pit.bury_the_dead()
+            lines += pit.read()
+            if lines >= due and left["pending"] > WORKERS:
+                due = lines + number // 10
+                pit.bury(random.randrange(WORKERS))
+    finally:
+        pit.close()
+    assert not pit.twice
+    assert store.find(CLAIMS) == []
+    docs = {doc["path"]: doc for doc in queue.walk(store, "tag")}
+    assert len(docs) == len(paths)
+    quarantined = {key for outcome in pit.outcomes for key in outcome.quarantined}
+    assert quarantined == {doc["_key"] for doc in docs.values() if doc["status"] == "quarantined"}
+    for path, doc in docs.items():
+        crashes = len(doc.get("crashes", ()))
+        clean = doc["status"] == "done" or (doc["error"] or {}).get("type") == "E"
+        # Every attempt ended, one way, and was counted.
+        assert doc["attempts"] == crashes + clean, doc
+        assert pit.begun[doc["_key"]] <= doc["attempts"]
+        assert pit.ended[doc["_key"]] <= clean
+        if policy == "restart-fail-in-flight":
+            assert doc["attempts"] == 1
+            assert doc["status"] == ("error" if crashes or BROKEN in path else "done")
+        elif POISON in path:
+            assert (doc["status"], crashes) == ("quarantined", 2)
+        elif doc["status"] != "quarantined":
+            assert doc["status"] == ("error" if BROKEN in path else "done")
+    settled = sum(len(outcome.settled) for outcome in pit.outcomes)
+    assert settled == sum(len(doc.get("crashes", ())) for doc in docs.values())
+    store.close()

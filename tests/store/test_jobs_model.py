@@ -1,0 +1,246 @@
+"""Jobs and claims beside a plain dict: whatever workers, deaths and operators do, in any order."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from nomarr_systemd.core import jobs
+from nomarr_systemd.core.config import CrashPolicy, Pool
+from nomarr_systemd.core.errors import NomarrError
+from nomarr_systemd.core.jobs import REBOOTED, STOPPED, Owner
+from nomarr_systemd.jobs import queue
+from nomarr_systemd.jobs.claims import CLAIMS, Claims, End
+from nomarr_systemd.jobs.settlement import Outcome, Settled, clear_pool, failure_of, settle
+from nomarr_systemd.store.protocol import Store
+from tests.store.places import Place
+
+PATHS = ["/a", "/b/ä", "/c\udcff", "/d\n"]
+CAUSES = ["killed by signal 9", "killed by signal 9", STOPPED, REBOOTED]
+_invocations = itertools.count(1)
+
+
+class Run:
+    """One worker's run, as the model sees it: what it has in hand."""
+
+    def __init__(self, store: Store, number: int) -> None:
+        self.component_id = f"worker:tag:{number}"
+        self.invocation = f"{next(_invocations):032x}"
+        self.claims = Claims(store, "tag", Owner(self.component_id, self.invocation))
+        self.job: str | None = None  # it may have been failed with its pool meanwhile
+
+    def has(self, model: dict[str, dict[str, Any]]) -> bool:
+        job = model.get(self.job or "")
+        return job is not None and (job["status"], job["by"]) == ("running", self.invocation)
+
+
+class Machine(RuleBasedStateMachine):
+    """Every job has one status and one owner at most, in the store as in the model."""
+
+    store: Store  # given by the test
+
+    def __init__(self) -> None:
+        super().__init__()
+        for collection in (queue.JOBS, CLAIMS, "stats"):
+            for doc in self.store.find(collection):
+                self.store.delete(collection, doc["_key"])
+        self.model: dict[str, dict[str, Any]] = {}
+        self.crashes = 0
+        self.failed = ""
+        self.runs = [Run(self.store, n) for n in range(3)]
+
+    @rule(paths=st.lists(st.sampled_from(PATHS), max_size=5))
+    def add(self, paths: list[str]) -> None:
+        new = {jobs.key_of("tag", path) for path in paths} - self.model.keys()
+        assert queue.add(self.store, "tag", paths, on_page=lambda *_: None) == (
+            len(paths),
+            len(new),
+        )
+        for key in new:
+            self.model[key] = {"status": "pending", "by": "", "dead": []}
+
+    @rule(number=st.integers(0, 2))
+    def take(self, number: int) -> None:
+        run = self.runs[number]
+        pending = sorted(key for key, job in self.model.items() if job["status"] == "pending")
+        if run.job is not None:
+            return
+        found = run.claims.next()
+        assert (found is None) == (not pending)
+        if found is None:
+            return
+        assert found["_key"] in pending
+        doc = run.claims.take(found["_key"])
+        assert doc is not None
+        self._hold(run, doc["_key"])
+
+    @rule(number=st.integers(0, 2), key=st.sampled_from([jobs.key_of("tag", p) for p in PATHS]))
+    def take_by_key(self, number: int, key: str) -> None:
+        """Also what is not there, not free, or ours already, as after a lost answer."""
+        run = self.runs[number]
+        free = self.model.get(key, {}).get("status") == "pending"
+        if run.job not in (None, key):
+            return
+        doc = run.claims.take(key)
+        assert (doc is not None) == (free or run.has(self.model))
+        if free:
+            self._hold(run, key)
+
+    def _hold(self, run: Run, key: str) -> None:
+        run.job = key
+        self.model[key] |= {"status": "running", "by": run.invocation}
+
+    @rule(number=st.integers(0, 2), status=st.sampled_from(["done", "error", "pending"]))
+    def end(self, number: int, status: str) -> None:
+        run = self.runs[number]
+        if run.job is None:
+            return
+        ended = End(status, error={"type": "X", "message": "x"} if status == "error" else None)
+        ours = run.has(self.model)
+        # What was failed with its pool stays failed, by whose hand does not matter.
+        if not ours and self.model.get(run.job, {}).get("status") == status == "error":
+            run.job = None
+            return
+        assert run.claims.end(run.job, ended) == ours
+        if ours:
+            self.model[run.job]["status"] = status
+            if status != "pending":
+                assert run.claims.end(run.job, ended)  # said again
+        run.job = None
+
+    @rule(
+        number=st.integers(0, 2),
+        cause=st.sampled_from(CAUSES),
+        policy=st.sampled_from(["restart-fail-in-flight", "restart-requeue-in-flight"]),
+        limit=st.sampled_from([None, 1, 3]),
+        again=st.booleans(),
+    )
+    def die(
+        self, number: int, cause: str, policy: CrashPolicy, limit: int | None, again: bool
+    ) -> None:
+        run = self.runs[number]
+        pool = Pool("tag", crash_policy=policy, crash_max_retries=limit)
+        outcome = settle(self.store, pool, run.component_id, run.invocation, cause, 1)
+        expected = self._die(run, cause, policy, limit)
+        assert outcome == expected
+        if again and cause not in jobs.UNCOUNTED:
+            assert settle(self.store, pool, run.component_id, run.invocation, cause, 2) == outcome
+        self.runs[number] = Run(self.store, number)
+
+    def _die(self, run: Run, cause: str, policy: str, limit: int | None) -> Outcome:
+        settled: list[Settled] = []
+        quarantined: tuple[str, ...] = ()
+        refund: list[str] = []
+        if cause == STOPPED:
+            self.crashes = 0
+        counted = cause not in jobs.UNCOUNTED
+        self.crashes += counted
+        if run.job is not None and run.has(self.model):
+            job = self.model[run.job]
+            job["status"] = "pending" if policy == "restart-requeue-in-flight" else "error"
+            if counted:
+                job["dead"].append(run.invocation)
+                if len(job["dead"]) >= 2:
+                    job["status"] = "quarantined"
+                    quarantined, refund = (run.job,), job["dead"]
+            path = self.store.get(queue.JOBS, run.job)
+            assert path is not None
+            settled = [Settled(run.job, path["path"], job["status"])]
+        self.crashes = max(0, self.crashes - len(refund))
+        failed = ""
+        if counted and not quarantined and limit is not None and self.crashes > limit:
+            failed = (
+                f"{self.crashes} crashes since the last clean stop,"
+                f" and crash_max_retries is {limit}"
+            )
+            self.failed = failed
+            for each in self.model.values():
+                if each["status"] in ("pending", "running"):
+                    each["status"] = "error"
+        return Outcome(
+            run.component_id,
+            run.invocation,
+            tuple(settled),
+            quarantined,
+            tuple(refund),
+            failed,
+        )
+
+    @precondition(lambda self: self.model)
+    @rule(data=st.data())
+    def retry(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from(sorted(self.model)))
+        self._operate(key, queue.retry, ("error", "done"))
+
+    @precondition(lambda self: self.model)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from(sorted(self.model)))
+        if self._operate(key, queue.release, ("quarantined",)):
+            self.model[key]["dead"] = []
+
+    def _operate(self, key: str, operation: Any, allowed: tuple[str, ...]) -> bool:
+        doc = queue.find(self.store, "", key)
+        good = self.model[key]["status"] in allowed
+        try:
+            operation(self.store, doc)
+            assert good
+        except NomarrError:
+            assert not good
+        if good:
+            self.model[key]["status"] = "pending"
+        return good
+
+    @rule(status=st.sampled_from(["done", "error", "quarantined"]))
+    def prune(self, status: jobs.Status) -> None:
+        gone = [key for key, job in self.model.items() if job["status"] == status]
+        assert queue.prune(self.store, "tag", status, 0) == len(gone)
+        for key in gone:
+            del self.model[key]
+
+    @precondition(lambda self: self.failed)
+    @rule()
+    def reset_pool(self) -> None:
+        assert failure_of(self.store, "tag") == self.failed
+        clear_pool(self.store, "tag")
+        self.failed = ""
+        self.crashes = 0
+
+    @invariant()
+    def agrees(self) -> None:
+        docs = {doc["_key"]: doc for doc in self.store.find(queue.JOBS)}
+        assert {key: doc["status"] for key, doc in docs.items()} == {
+            key: job["status"] for key, job in self.model.items()
+        }
+        claims = {doc["job"]: doc["invocation"] for doc in self.store.find(CLAIMS)}
+        held = {run.job: run.invocation for run in self.runs if run.has(self.model)}
+        assert claims == held
+        running = [key for key, job in self.model.items() if job["status"] == "running"]
+        assert sorted(claims) == sorted(running)
+
+
+def test_jobs_and_a_model_never_differ(place: Place) -> None:
+    store = place.open("work")
+    examples = 60 if place.server is None else 15
+    try:
+        run_state_machine_as_test(
+            type("Given", (Machine,), {"store": store}),
+            settings=settings(
+                max_examples=examples,
+                stateful_step_count=30,
+                deadline=None,
+                suppress_health_check=list(HealthCheck),
+            ),
+        )
+    finally:
+        store.close()
