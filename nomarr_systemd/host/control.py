@@ -19,17 +19,23 @@ _CREDENTIALS: Final = struct.Struct("3i")
 USER: Final = "nomarr"
 
 
-def ask(path: str, request: Mapping[str, object], *, timeout_s: float = 0.5) -> dict[str, Any]:
+def ask(
+    path: str,
+    request: Mapping[str, object],
+    *,
+    timeout_s: float = 0.5,
+    max_answer: int = MAX_ANSWER,
+) -> dict[str, Any]:
     """The supervisor's answer, or {} if there is none worth having."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(timeout_s)
             connection.connect(path)
-            if not _is_the_supervisors(connection):
+            if not is_the_supervisors(connection):
                 return {}
             connection.sendall(json.dumps(request).encode() + b"\n")
             answer = b""
-            while not answer.endswith(b"\n") and len(answer) < MAX_ANSWER:
+            while not answer.endswith(b"\n") and len(answer) < max_answer:
                 piece = connection.recv(65536)
                 if not piece:
                     break
@@ -40,7 +46,7 @@ def ask(path: str, request: Mapping[str, object], *, timeout_s: float = 0.5) -> 
     return parsed if isinstance(parsed, dict) and parsed.get("ok") is True else {}
 
 
-def _is_the_supervisors(connection: socket.socket) -> bool:
+def is_the_supervisors(connection: socket.socket) -> bool:
     """Whether the peer runs as nomarr, or as we do."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _, uid, _ = _CREDENTIALS.unpack(raw)
