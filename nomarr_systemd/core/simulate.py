@@ -70,20 +70,14 @@ def simulate(account: Account, rules: Rules, now: Moment, *, since_wall_ms: int 
     replay.settle()
     steps = []
     for number, record in enumerate(records[begin:], begin):
-        ends = _down_until(records, number, now)
         if record.action not in DECISIONS or not record.kind:
             replay.keep(record)
             continue
+        act = _next_act(records, number, now)
+        down_ms = _down(record.action, record.delay_ms, record.moment, act)
+        moved = record.moment.later(replay.shift_ms)
         action, delay_ms, reason = replay.take(record)
-        down_ms = would_ms = 0
-        if record.action == "fail":
-            down_ms = ends
-        elif record.action == "restart":
-            down_ms = record.delay_ms
-        if action == "fail":
-            would_ms = ends
-        elif action == "restart":
-            would_ms = delay_ms
+        would_ms = _down(action, delay_ms, moved, act)
         steps.append(Step(record, down_ms, action, delay_ms, reason, would_ms))
     return Simulation(
         tuple(steps),
@@ -127,7 +121,7 @@ class _Replay:
     def __init__(self, account: Account, rules: Rules) -> None:
         self._account = account
         self._rules = rules
-        self._shift_ms = 0
+        self.shift_ms = 0
         self._masked = False
         self._held = False  # it was let go at a time that is not on record
 
@@ -147,7 +141,7 @@ class _Replay:
             if record.action != "pause":
                 self._account = self._account._replace(failed_at_wall_ms=None)
         elif record.action == "refund":
-            moved = at.later(self._shift_ms)
+            moved = at.later(self.shift_ms)
             self._account, _ = book_keeping.refund(
                 account, record.invocation, self._rules, moved, record.text
             )
@@ -166,7 +160,7 @@ class _Replay:
                 self._account, failure, record.decision, self._rules, at
             )
             return
-        self._shift_ms = 0
+        self.shift_ms = 0
         self._masked = self._masked and record.action not in ("reset", "manual")
 
     def take(self, record: Record) -> tuple[str, int, str]:
@@ -174,7 +168,7 @@ class _Replay:
         if self._masked:
             return NOT_RUN, 0, "masked by then"
         self._wake(record)
-        at = record.moment.later(self._shift_ms)
+        at = record.moment.later(self.shift_ms)
         failure = Failure(record.invocation, record.kind, record.code, record.run_ms)
         decision = record.decision
         if not _is_given(record):
@@ -183,13 +177,13 @@ class _Replay:
         self._account, _ = book_keeping.book(self._account, failure, decision, self._rules, at)
         self._masked = decision.action == "fail"
         if decision.action == record.action == "restart":
-            self._shift_ms += decision.delay_ms - record.delay_ms
+            self.shift_ms += decision.delay_ms - record.delay_ms
         return decision.action, decision.delay_ms, decision.reason
 
     def _wake(self, record: Record) -> None:
         """The run that ends with this record began when its worker was let go again."""
         if self._held and record.run_ms is not None:
-            began = record.moment.later(self._shift_ms - record.run_ms)
+            began = record.moment.later(self.shift_ms - record.run_ms)
             self._account = self._account._replace(last_due=began)
         self._held = False
 
@@ -219,13 +213,19 @@ def _before(account: Account, records: Sequence[Record]) -> Account:
     )
 
 
-def _down_until(records: Sequence[Record], number: int, now: Moment) -> int:
-    """How long a mask would have lasted: until a person acted, or until now."""
-    start = records[number].moment
+def _next_act(records: Sequence[Record], number: int, now: Moment) -> Moment:
+    """When a person next had the worker run, which ends any wait; now, if nobody did."""
     for record in records[number + 1 :]:
         if record.action in ("reset", "manual", "resume"):
-            return age_ms(start, record.moment)
-    return age_ms(start, now)
+            return record.moment
+    return now
+
+
+def _down(action: str, delay_ms: int, died: Moment, act: Moment) -> int:
+    """How long the worker is down after a death."""
+    if action == "fail":
+        return age_ms(died, act)
+    return min(delay_ms, age_ms(died, act)) if action == "restart" else 0
 
 
 def _add_up(outcomes: Sequence[tuple[str, int]]) -> Sum:
