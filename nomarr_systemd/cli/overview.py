@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from nomarr_systemd.cli.common import Scope
+from nomarr_systemd.cli.common import Scope, choose
 from nomarr_systemd.core import account as book_keeping
 from nomarr_systemd.core.account import Account
 from nomarr_systemd.core.config import Config
@@ -120,6 +120,11 @@ class Overview(NamedTuple):
     supervisor: dict[str, Any]
     supervisor_unit: str  # systemd's word for it
     user: bool
+
+
+def look(scope: Scope, config: Config, names: Sequence[str]) -> Overview:
+    """The workers that a person named, or all of them; there may be none."""
+    return gather(scope, config, choose(config, names) if names else config.components())
 
 
 def gather(scope: Scope, config: Config, workers: Sequence[Component]) -> Overview:

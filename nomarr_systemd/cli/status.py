@@ -16,8 +16,7 @@ from nomarr_systemd.cli.common import (
     load_applied,
     names_argument,
 )
-from nomarr_systemd.cli.overview import Overview, gather
-from nomarr_systemd.core.config import Config
+from nomarr_systemd.cli.overview import look
 
 
 @click.command(epilog=examples("status", "status tag-0", "status tag --json", "status --watch"))
@@ -51,9 +50,3 @@ def status(scope: Scope, names: tuple[str, ...], watch: bool, as_json: bool) -> 
             lines = list(draw(overview, width_of_terminal()))
         click.echo("\n".join(lines))
     return 0 if all(view.active == "active" for view in overview.views) else NOT_RUNNING
-
-
-def look(scope: Scope, config: Config, names: tuple[str, ...]) -> Overview:
-    """What is to be shown, now."""
-    workers = choose(config, names) if names else list(config.components())
-    return gather(scope, config, workers)

@@ -23,9 +23,8 @@ from typing import Final
 import click
 
 from nomarr_systemd.cli.common import Scope, load_applied
-from nomarr_systemd.cli.overview import Overview
+from nomarr_systemd.cli.overview import Overview, look
 from nomarr_systemd.cli.screen import draw, fit
-from nomarr_systemd.cli.status import look
 from nomarr_systemd.core.errors import NomarrError
 from nomarr_systemd.host.control import is_the_supervisors
 
