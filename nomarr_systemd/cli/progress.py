@@ -6,7 +6,7 @@ off leaves the jobs to systemd, which goes on with them.
 
 from __future__ import annotations
 
-import shutil
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -32,7 +32,7 @@ class Progress:
 
     def tell(self, text: str) -> None:
         if time.monotonic() - self._begun > _QUIET_S and sys.stderr.isatty():
-            width = shutil.get_terminal_size().columns - 1
+            width = (os.get_terminal_size(sys.stderr.fileno()).columns or 80) - 1
             sys.stderr.write(f"\r\x1b[K{text[:width]}")
             sys.stderr.flush()
             self._shown = True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -35,6 +35,7 @@ _DISAGREEMENTS: Final = {
     "pipe-wedged": "systemd hears from it, but no frames come any more",
     "supervisor-blind": "systemd calls it running, but the supervisor has heard nothing",
 }
+_LEAST: Final = {"UNIT": 8, "HEALTH": 10, "UP": 6, "NEXT": 7}
 _JOB: Final = {True: 4, False: 2}  # the column that is cut when there is no room: JOB, DOING
 
 
@@ -67,14 +68,20 @@ def _width(sign: str) -> int:
 
 
 def width_of_terminal() -> int:
-    """As wide as the terminal; for a file or a pipe as wide as it takes."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else _PIPED
+    """As wide as COLUMNS or the terminal; for a file or a pipe as wide as it takes."""
+    wanted = os.environ.get("COLUMNS", "")
+    if wanted.isascii() and wanted.isdigit() and int(wanted[:6]) > 0:
+        return int(wanted[:6])
+    try:  # shutil's would ask the same, but costs a tenth of our start
+        return os.get_terminal_size(sys.stdout.fileno()).columns or 80
+    except (OSError, ValueError):
+        return _PIPED
 
 
 def draw(overview: Overview, width: int) -> Iterator[str]:
     """Everything on one screen."""
     views = overview.views
-    yield from _draw_supervisor(overview)
+    yield from _draw_supervisor(overview, width)
     if not views:
         yield "No workers are configured: add [pool.NAME] to nomarr.toml, then nomarrctl apply."
         return
@@ -83,6 +90,8 @@ def draw(overview: Overview, width: int) -> Iterator[str]:
     rows = [_row(view, wide) for view in views]
     column = _JOB[wide]
     widths = [max(map(_room, cells)) for cells in zip(heads, *rows, strict=True)]
+    # The table of a --watch should not move with every word.
+    widths = [max(room, _LEAST.get(head, 0)) for head, room in zip(heads, widths, strict=True)]
     over = sum(widths) + 2 * (len(widths) - 1) - width
     if over > 0:
         widths[column] = max(_SHORTEST_JOB, widths[column] - over)
@@ -96,16 +105,13 @@ def draw(overview: Overview, width: int) -> Iterator[str]:
     yield from _notes(views, width)
 
 
-def _draw_supervisor(overview: Overview) -> Iterator[str]:
+def _draw_supervisor(overview: Overview, width: int) -> Iterator[str]:
     if not overview.supervisor:
         unit = overview.supervisor_unit or "unknown"
-        yield click.style(
-            f"The supervisor does not answer (its unit is {unit}): no health, phase or job is"
-            " known.",
-            fg="yellow",
-        )
+        text = f"The supervisor does not answer (unit: {unit}): health and jobs are not known."
+        yield click.style(fit(text, width), fg="yellow")
         systemctl = "systemctl --user" if overview.user else "systemctl"
-        yield f"To start it: {systemctl} start nomarr-supervisor.service"
+        yield fit(f"To start it: {systemctl} start nomarr-supervisor.service", width)
 
 
 def _heads(wide: bool) -> tuple[str, ...]:

@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import select
-import shutil
 import signal
 import socket
 import sys
@@ -141,7 +140,8 @@ class _Screen:
         sys.stdout.flush()
 
     def show(self, overview: Overview | NomarrError) -> None:
-        columns, rows = shutil.get_terminal_size()
+        columns, rows = _size()
+        columns -= 1  # in the last one a terminal waits to wrap, and erases what it should not
         lines = _compose(overview, columns)
         if len(lines) > rows:
             hidden = len(lines) - rows + 1
@@ -187,6 +187,15 @@ def _steady(worker: dict[str, object]) -> dict[str, object]:
         "next_restart_in_s": worker["next_restart_in_s"] is None,
     }
     return worker | passing
+
+
+def _size() -> tuple[int, int]:
+    """The terminal's own word: it may be another one than when we began."""
+    try:
+        columns, rows = os.get_terminal_size(sys.stdout.fileno())
+    except OSError:
+        columns = rows = 0
+    return columns or 80, rows or 24
 
 
 def _compose(overview: Overview | NomarrError, columns: int) -> list[str]:

@@ -160,7 +160,8 @@ def restart(scope: Scope, names: tuple[str, ...], as_json: bool) -> int:
     ]
     good = [each for each in workers if each not in held and each not in masked]
     act.record(good, "manual", "restarted by hand")
-    act.manager.stop(map(timer_of, good))
+    if good:
+        act.manager.stop(map(timer_of, good))
     queue("restart", [each.unit for each in good], user=scope.user)
     before = {each.unit: shown[each.unit]["InvocationID"] for each in good}
     found = wait_for(act.manager, good, is_idle, "finishing their jobs and starting")

@@ -6,13 +6,14 @@ import gc
 import sys
 from collections.abc import Callable
 
-from tests.bench import books, decisions, frames, imports, live
+from tests.bench import books, cli, decisions, frames, imports, live
 
 PARTS: dict[str, Callable[[], None]] = {
     "decisions": decisions.measure,
     "frames": frames.measure,
     "books": books.measure,
     "imports": imports.measure,
+    "cli": cli.measure,
     "live": live.measure,
 }
 
