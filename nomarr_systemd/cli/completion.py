@@ -15,7 +15,7 @@ VARIABLE = "_NOMARRCTL_COMPLETE"
 
 @click.command(
     epilog=examples(
-        "completion bash > ~/.local/share/bash-completion/completions/nomarrctl",
+        "completion bash | sudo tee /etc/bash_completion.d/nomarrctl",
         "completion zsh > ~/.zfunc/_nomarrctl",
         "completion fish > ~/.config/fish/completions/nomarrctl.fish",
     )

@@ -97,8 +97,6 @@ def carry_out(scope: Scope, plan: Plan, say: Callable[[str], None]) -> None:
         write_durably(scope.paths.resolved, resolved, mode=0o644)
         _forget(scope, plan)
         manager.reload()
-        if plan.gone:
-            manager.reset_failed([worker.unit for worker in plan.gone])
         manager.reload_or_start(SUPERVISOR)
         _wait_for_pipes(scope, plan.config)
         _restart(scope, manager, list(plan.restart), say)
@@ -114,6 +112,8 @@ def _stop(
     names = [*map(timer_of, gone), *(worker.unit for worker in gone)]
     queue("stop", names, user=scope.user)
     wait_for(manager, gone, is_down, "stopping")
+    # Before the ledger forgets them: a failed unit that it does not know is a failure to book.
+    manager.reset_failed([worker.unit for worker in gone])
     say(f"stopped: {_list(gone)}")
 
 

@@ -1,6 +1,6 @@
 """What workers leave behind outside the configuration: files in systemd's directory, masks, links
-of enabled units, pipes, loaded units and timers. Finding them again is how an ``apply`` that was
-killed is completed by the next one.
+of enabled units, pipes, accounts, loaded units and timers. Finding them again is how an ``apply``
+that was killed is completed by the next one.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ _TIMEOUT_S: Final = 60.0
 def find_workers(directory: str, paths: Paths) -> set[Component]:
     """Every worker that has a trace anywhere, configured or not."""
     names = [*_unit_files(directory), *Holds(paths.hold).instances(), *_listed(paths.health)]
+    names += [name.removesuffix(".json") for name in _listed(f"{paths.state}/public")]
     names += _loaded(user=paths.user)
     return {worker for name in names if (worker := _worker_of(name))}
 
@@ -47,6 +48,8 @@ def remove_files(directory: str, workers: Iterable[Component]) -> None:
             path = os.path.join(place, name)
             if name in units and os.path.islink(path):
                 remove(path)
+        if place != directory and not _listed(place):
+            os.rmdir(place)  # as systemctl disable does
 
 
 def _unit_files(directory: str) -> Iterator[str]:
@@ -67,7 +70,7 @@ def _wants(directory: str) -> list[str]:
 def _listed(directory: str) -> list[str]:
     try:
         return sorted(os.listdir(directory))
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
         return []
 
 
