@@ -51,7 +51,10 @@ def policy() -> None:
     """Show, explain and try out the restart policy."""
 
 
-@policy.command(epilog=examples("policy show", "policy show tag-0 --json"))
+@policy.command(
+    short_help="Show every value and where it was written.",
+    epilog=examples("policy show", "policy show tag-0 --json"),
+)
 @click.argument("component", required=False, shell_complete=complete_worker)
 @json_option
 @click.pass_obj
@@ -72,7 +75,10 @@ def show(scope: Scope, component: str | None, as_json: bool) -> None:
         click.echo("\n\n".join(_draw(policies)))
 
 
-@policy.command(epilog=examples("policy explain tag-0", "policy explain tag-0 --json"))
+@policy.command(
+    short_help="Say what the next failure of a worker gets.",
+    epilog=examples("policy explain tag-0", "policy explain tag-0 --json"),
+)
 @click.argument("component", shell_complete=complete_worker)
 @json_option
 @click.pass_obj
@@ -96,11 +102,12 @@ def explain(scope: Scope, component: str, as_json: bool) -> None:
 
 
 @policy.command(
+    short_help="Replay the failures on record under another policy.",
     epilog=examples(
         "policy simulate --set max_restarts=3",
         "policy simulate --set window_s=600 --set backoff_base_s=5 tag",
         "policy simulate --since yesterday --set on_exhausted=cooldown tag-0",
-    )
+    ),
 )
 @click.argument("names", nargs=-1, metavar="[COMPONENT|POOL]...", shell_complete=complete)
 @click.option(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -30,10 +31,7 @@ backoff_base_s = {backoff_s}
 backoff_jitter = 0
 max_restarts = 2
 """
-_CODE = (
-    f"import sys; sys.path.insert(0, {str(CHECKOUT)!r});"
-    "from nomarr_systemd.cli.main import main; sys.exit(main())"
-)
+SYSTEM_PYTHON = "/usr/bin/python3"  # with the packages that packaging/prepare installs
 
 
 class Installation:
@@ -44,6 +42,12 @@ class Installation:
         self.worker = lab.write_program("worker", WORKER)
         self.state = Path(lab.home, ".local/state/nomarr")
         self.config = Path(lab.directory, "nomarr.toml")
+        self.python, self.source = sys.executable, str(CHECKOUT)
+        if lab.uid:  # who may read neither the checkout nor our Python has them installed
+            self.python, self.source = SYSTEM_PYTHON, f"{lab.directory}/lib"
+            for part in ("nomarr_systemd", "units", "templates"):
+                shutil.copytree(CHECKOUT / part, f"{self.source}/{part}")
+            lab.hand_over()
 
     def configure(self, workers: int, *, backoff_s: float = 0.1, more: str = "") -> None:
         self.config.write_text(
@@ -54,7 +58,11 @@ class Installation:
 
     def command(self, *arguments: str) -> list[str]:
         """nomarrctl as it runs in the lab."""
-        return [sys.executable, "-c", _CODE, "--user", "--config", str(self.config), *arguments]
+        code = (
+            f"import sys; sys.path.insert(0, {self.source!r});"
+            "from nomarr_systemd.cli.main import main; sys.exit(main())"
+        )
+        return [self.python, "-c", code, "--user", "--config", str(self.config), *arguments]
 
     def ctl(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         given = [f"{name}={value}" for name, value in environment.items()]
