@@ -145,3 +145,34 @@ def test_what_the_system_refuses_is_an_error_not_a_traceback(home: Path) -> None
     done = run(home, "nomarrctl", "--user", "pause")
     assert done.returncode == 78
     assert "hint: run nomarrctl apply" in done.stderr
+
+
+@pytest.mark.parametrize("verb", ["reset", "pause", "resume", "restart", "status"])
+def test_a_worker_or_pool_that_is_not_there(home: Path, verb: str) -> None:
+    done = run(home, "nomarrctl", "--user", verb, "tga-0")
+    assert done.returncode == 4
+    assert 'there is no worker or pool "tga-0"' in done.stderr
+    assert "did you mean tag-0?" in done.stderr
+    done = run(home, "nomarrctl", "--user", verb, "\x1b[31m")
+    assert done.returncode == 4
+    assert "\x1b" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["simulate", "--set", "max_restart=1"], "did you mean max_restarts?"),
+        (["simulate", "--set", "max_restarts"], "write --set max_restarts=3"),
+        (["simulate", "--set", "max_restarts=-1"], "from 0 to 100"),
+        (["simulate", "--set", "on_exhausted=maks"], "did you mean mask?"),
+        (["simulate", "--set", "backoff_base_s=90"], "must not be above backoff_max_s (60)"),
+        (["simulate", "--since", "\x1b[2Jlately"], "yesterday"),
+        (["explain", "tag"], "the pool tag has 2 workers"),
+        (["explain"], "Missing argument"),
+    ],
+)
+def test_bad_questions(home: Path, arguments: list[str], complaint: str) -> None:
+    done = run(home, "nomarrctl", "--user", "policy", *arguments)
+    assert done.returncode == 2
+    assert complaint in done.stderr
+    assert "\x1b" not in done.stderr

@@ -185,18 +185,6 @@ def test_a_store_that_is_away_keeps_nobody_from_pausing(site: Installation) -> N
     assert site.ctl("reset", "tag-0").returncode == 1
 
 
-@pytest.mark.parametrize("verb", ["reset", "pause", "resume", "restart", "status"])
-def test_a_worker_or_pool_that_is_not_there(site: Installation, verb: str) -> None:
-    site.configure(1)
-    done = site.ctl(verb, "tga-0")
-    assert done.returncode == 4
-    assert 'there is no worker or pool "tga-0"' in done.stderr
-    assert "did you mean tag-0?" in done.stderr
-    done = site.ctl(verb, "\x1b[31m")
-    assert done.returncode == 4
-    assert "\x1b" not in done.stderr
-
-
 def test_reconcile_says_what_is_left(site: Installation) -> None:
     site.bring_up(1, backoff_s=30)
     died = site.kill()

@@ -55,25 +55,3 @@ def test_where_a_worker_stands_and_what_another_policy_would_have_done(site: Ins
     site.crash()
     site.lab.wait_for(lambda: site.account().failure_reason, what="it is masked")
     assert "nomarrctl reset --start tag-0" in site.good("policy", "explain", "tag-0")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        (["simulate", "--set", "max_restart=1"], "did you mean max_restarts?"),
-        (["simulate", "--set", "max_restarts"], "write --set max_restarts=3"),
-        (["simulate", "--set", "max_restarts=-1"], "from 0 to 100"),
-        (["simulate", "--set", "on_exhausted=maks"], "did you mean mask?"),
-        (["simulate", "--set", "backoff_base_s=90"], "must not be above backoff_max_s (60)"),
-        (["simulate", "--since", "\x1b[2Jlately"], "yesterday"),
-        (["explain", "tag"], "the pool tag has 2 workers"),
-        (["explain"], "Missing argument"),
-    ],
-)
-def test_bad_questions(lab: Lab, arguments: list[str], complaint: str) -> None:
-    site = Installation(lab)
-    site.configure(2)
-    done = site.ctl("policy", *arguments)
-    assert done.returncode == 2
-    assert complaint in done.stderr
-    assert "\x1b" not in done.stderr
