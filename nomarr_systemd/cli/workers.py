@@ -4,8 +4,9 @@ workers. Everything may be said twice, and is on record with who said it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import closing
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from typing import Any
 
 import click
@@ -36,9 +37,21 @@ from nomarr_systemd.host.manager import Manager, timer_of
 from nomarr_systemd.host.queueing import queue
 
 
-def open_controller(scope: Scope, config: Config) -> closing[Controller]:
-    """The controller's own means, for as long as a verb needs them."""
-    return closing(Controller(scope.paths, config, Manager(user=scope.user)))
+@contextmanager
+def open_controller(scope: Scope, config: Config) -> Iterator[Controller]:
+    """The controller's own means, for as long as a verb needs them.
+
+    Root works with the controller's group meanwhile: published accounts are for it to read.
+    """
+    group = os.getegid()
+    with closing(Controller(scope.paths, config, Manager(user=scope.user))) as controller:
+        if not scope.user and os.geteuid() == 0:
+            os.setegid(os.stat(scope.paths.state).st_gid)
+        try:
+            yield controller
+        finally:
+            if os.getegid() != group:
+                os.setegid(group)
 
 
 class Act:
