@@ -110,8 +110,23 @@ class Installation:
 
         self.lab.wait_for(look, what=f"{wanted} are healthy", timeout_s=30)
 
+    def wait_until_reconciled(self) -> None:
+        """Until the first look of the reconciler is over; the next one comes in a minute.
+
+        What it reads while the controller books the same failure may be late, and is then taken
+        for a start job that failed: whoever counts restarts must not die just then.
+        """
+
+        def look() -> bool:
+            triggered = self.lab.get("nomarr-reconcile.timer", "LastTriggerUSec")
+            state = self.lab.get("nomarr-reconcile.service", "ActiveState")
+            return triggered not in ("", "0", "n/a") and state == "inactive"
+
+        self.lab.wait_for(look, what="the reconciler has looked")
+
     def kill(self, instance: str = "tag-0") -> str:
         """SIGKILL for its main process; the run that died."""
+        self.wait_until_reconciled()
         died = self.lab.get(instance, "InvocationID")
         os.kill(self.lab.main_pid(instance), signal.SIGKILL)
         return died
