@@ -105,6 +105,16 @@ class Ledger:
             component_id, lambda account: book_keeping.record_manual(account, invocation, now, by)
         )
 
+    def note(self, component_ids: Iterable[str], action: str, by: str, text: str = "") -> None:
+        """A person paused, resumed or restarted these; durable together."""
+        now = self._clock()
+        with self._store.batch():
+            for component_id in component_ids:
+                self._change(
+                    component_id,
+                    lambda account: (book_keeping.note(account, action, now, by, text), None),
+                )
+
     def reset(self, component_id: str, by: str = "") -> None:
         """Clear count, window, backoff and the mark of failure; the history stays."""
         now = self._clock()

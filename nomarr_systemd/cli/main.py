@@ -8,13 +8,16 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
 from nomarr_systemd import __version__
-from nomarr_systemd.cli.common import make_scope, printable
+from nomarr_systemd.cli.common import Scope, make_scope, printable
 from nomarr_systemd.core.errors import NomarrError
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 
 class Verb(NamedTuple):
@@ -26,14 +29,17 @@ class Verb(NamedTuple):
 
 VERBS = {
     "apply": Verb("nomarr_systemd.cli.apply", "Bring everything in line with nomarr.toml."),
+    "completion": Verb("nomarr_systemd.cli.completion", "Print the script that completes names."),
     "demo": Verb("nomarr_systemd.cli.demo", "See it work: crashes, decisions, a ledger."),
     "events": Verb("nomarr_systemd.cli.events", "Show what happens, as it happens."),
     "history": Verb("nomarr_systemd.cli.history", "Show what died, how, and what was decided."),
     "jobs": Verb("nomarr_systemd.cli.jobs", "Fill, see and mend the queues of jobs."),
+    "doctor": Verb("nomarr_systemd.cli.doctor", "Examine the installation; say what mends it."),
     "pause": Verb("nomarr_systemd.cli.workers", "Let workers finish and keep them down."),
-    "policy": Verb("nomarr_systemd.cli.policy", "Show the restart policy in force."),
+    "policy": Verb("nomarr_systemd.cli.policy", "Show, explain and try out the restart policy."),
     "reconcile": Verb("nomarr_systemd.cli.workers", "Finish what was left undone."),
     "reset": Verb("nomarr_systemd.cli.workers", "Begin a worker's counts again, and unmask it."),
+    "restart": Verb("nomarr_systemd.cli.workers", "Let workers finish, and start them again."),
     "resume": Verb("nomarr_systemd.cli.workers", "Let paused workers run again."),
     "status": Verb("nomarr_systemd.cli.status", "Show every worker."),
     "why": Verb("nomarr_systemd.cli.why", "Tell why a worker died: the death certificate."),
@@ -54,7 +60,29 @@ class LazyGroup(click.Group):
         if cmd_name not in VERBS:
             return None
         command: click.Command = getattr(import_module(VERBS[cmd_name].module), cmd_name)
+        _take_user_option(command)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in VERBS and not args[0].startswith("-"):
+            from nomarr_systemd.core.quoting import ask_for, quote
+
+            near = ask_for(args[0], VERBS) or "nomarrctl --help lists all commands"
+            ctx.fail(f"there is no command {quote(args[0])}; {near}")
+        return super().resolve_command(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        if incomplete.startswith("-"):
+            return super().shell_complete(ctx, incomplete)
+        from click.shell_completion import CompletionItem
+
+        return [
+            CompletionItem(name, help=verb.summary)
+            for name, verb in sorted(VERBS.items())
+            if name.startswith(incomplete)
+        ]
 
     def format_commands(
         self,
@@ -65,7 +93,13 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, VERBS[name].summary) for name in sorted(VERBS)])
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="nomarrctl COMMAND --help says more, with examples. Exit status: 0 all is well, 1 it"
+    " failed, 2 wrong usage, 3 something is not running, 4 no such worker, 78 a mistake in"
+    " nomarr.toml.",
+)
 @click.option(
     "--config",
     "config_file",
@@ -77,7 +111,11 @@ class LazyGroup(click.Group):
 @click.version_option(__version__, message="nomarrctl %(version)s")
 @click.pass_context
 def nomarrctl(ctx: click.Context, config_file: str | None, user: bool) -> None:
-    """Workers under systemd, with a restart policy that remembers."""
+    """Workers under systemd, with a restart policy that remembers.
+
+    A worker is named worker:tag:0, tag-0 or nomarr-worker@tag-0.service; most commands also take
+    the name of a pool, and mean all of its workers.
+    """
     ctx.obj = make_scope(config_file, user=user)
     if os.environ.get("NO_COLOR"):
         ctx.color = False
@@ -96,6 +134,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except click.Abort:
         click.echo("nomarrctl: interrupted", err=True)
         return 130
+    except OSError as error:
+        hint = "use sudo, or --user for your own workers"
+        show_error(NomarrError(str(error), hint=hint if _is_refused(error) else ""))
+        return 1
     return status if isinstance(status, int) else 0
 
 
@@ -105,6 +147,33 @@ def show_error(error: NomarrError) -> None:
         click.echo(f"nomarrctl: {line}", err=True)
     if error.hint:
         click.echo(f"hint: {printable(error.hint)}", err=True)
+
+
+def _is_refused(error: OSError) -> bool:
+    return isinstance(error, PermissionError) and os.geteuid() != 0
+
+
+def _take_user_option(command: click.Command) -> None:
+    """Let --user stand behind the verb, too, as with systemctl."""
+    if isinstance(command, click.Group):
+        for each in command.commands.values():
+            _take_user_option(each)
+    elif not any(option.name == "user" for option in command.params):
+        command.params.append(
+            click.Option(
+                ["--user"],
+                is_flag=True,
+                expose_value=False,
+                callback=_choose_user,
+                help="Your own workers, under your own systemd.",
+            )
+        )
+
+
+def _choose_user(ctx: click.Context, _option: click.Parameter, user: bool) -> None:
+    if user and isinstance(ctx.obj, Scope):
+        given = ctx.find_root().params.get("config_file")
+        ctx.obj = make_scope(given, user=True)
 
 
 if __name__ == "__main__":

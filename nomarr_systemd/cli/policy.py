@@ -1,17 +1,30 @@
-"""``nomarrctl policy``: the restart policy in force, and where each value of it was written."""
+"""``nomarrctl policy``: the restart policy in force and where each value of it was written, where
+a worker stands with it, and what another one would have done.
+"""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import NamedTuple
 
 import click
 
-from nomarr_systemd.cli.common import Scope, load_config, printable
+from nomarr_systemd.cli.common import (
+    Scope,
+    choose,
+    choose_one,
+    complete,
+    complete_worker,
+    echo_json,
+    examples,
+    json_option,
+    load_applied,
+    load_config,
+    printable,
+)
 from nomarr_systemd.core.config import DEFAULT_RULES, Config, Origin
-from nomarr_systemd.core.ids import Component, parse_component
+from nomarr_systemd.core.ids import Component
 
 Value = int | float | str | tuple[int, ...]
 
@@ -29,14 +42,21 @@ class Effective(NamedTuple):
         return self.value != self.default
 
 
+def _complete_key(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    return [f"{key}=" for key in DEFAULT_RULES._fields if key.startswith(incomplete)]
+
+
 @click.group()
 def policy() -> None:
-    """Show the restart policy in force."""
+    """Show, explain and try out the restart policy."""
 
 
-@policy.command()
-@click.argument("component", required=False)
-@click.option("--json", "as_json", is_flag=True, help="For scripts.")
+@policy.command(
+    short_help="Show every value and where it was written.",
+    epilog=examples("policy show", "policy show tag-0 --json"),
+)
+@click.argument("component", required=False, shell_complete=complete_worker)
+@json_option
 @click.pass_obj
 def show(scope: Scope, component: str | None, as_json: bool) -> None:
     """Show the policy of every worker, or of COMPONENT, and where each value comes from.
@@ -44,16 +64,94 @@ def show(scope: Scope, component: str | None, as_json: bool) -> None:
     A star marks a value that is not the default. COMPONENT is worker:tag:0, tag-0 or
     nomarr-worker@tag-0.service.
     """
-    wanted = parse_component(component) if component is not None else None
     config = load_config(scope)
-    workers = [wanted] if wanted else config.components()
+    workers = choose(config, [component]) if component is not None else config.components()
     policies = [(worker, resolve(config, worker)) for worker in workers]
     if as_json:
-        click.echo(json.dumps([_to_json(*each) for each in policies], indent=2))
+        echo_json([_to_json(*each) for each in policies])
     elif not policies:
         click.echo(f"No workers are configured in {printable(scope.config_file)}.")
     else:
         click.echo("\n\n".join(_draw(policies)))
+
+
+@policy.command(
+    short_help="Say what the next failure of a worker gets.",
+    epilog=examples("policy explain tag-0", "policy explain tag-0 --json"),
+)
+@click.argument("component", shell_complete=complete_worker)
+@json_option
+@click.pass_obj
+def explain(scope: Scope, component: str, as_json: bool) -> None:
+    """Explain where COMPONENT stands: its window as a line of time, what the next failure would
+    get, and when the window frees up.
+    """
+    from nomarr_systemd.cli.explain import draw, explain_worker, to_json
+    from nomarr_systemd.cli.overview import read_account
+    from nomarr_systemd.cli.screen import width_of_terminal
+    from nomarr_systemd.host import clock
+
+    config = load_applied(scope)
+    worker = choose_one(config, component)
+    rules = config.rules_for(worker)
+    found = explain_worker(worker, read_account(scope, worker), rules, clock.now())
+    if as_json:
+        echo_json(to_json(found))
+    else:
+        click.echo("\n".join(draw(found, min(80, width_of_terminal()))))
+
+
+@policy.command(
+    short_help="Replay the failures on record under another policy.",
+    epilog=examples(
+        "policy simulate --set max_restarts=3",
+        "policy simulate --set window_s=600 --set backoff_base_s=5 tag",
+        "policy simulate --since yesterday --set on_exhausted=cooldown tag-0",
+    ),
+)
+@click.argument("names", nargs=-1, metavar="[COMPONENT|POOL]...", shell_complete=complete)
+@click.option(
+    "--set",
+    "changes",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Another value for a key of [policy]; may be given again.",
+    shell_complete=_complete_key,
+)
+@click.option("--since", metavar="WHEN", help="2h, 3d, today, yesterday, 2026-11-16 12:00.")
+@json_option
+@click.pass_obj
+def simulate(
+    scope: Scope, names: tuple[str, ...], changes: tuple[str, ...], since: str | None, as_json: bool
+) -> None:
+    """Replay the failures on record under another policy, and show both side by side.
+
+    What would have been restarted, what masked, and how much downtime that would have cost or
+    saved. Nothing is changed. Without --set it is the policy in force, which may be another one
+    than that of the time of the failures.
+    """
+    from nomarr_systemd.cli import simulation
+    from nomarr_systemd.cli.overview import read_account
+    from nomarr_systemd.cli.when import parse_since
+    from nomarr_systemd.core.simulate import simulate as replay
+    from nomarr_systemd.host import clock
+
+    config = load_applied(scope)
+    settings = simulation.read_settings(changes)
+    now = clock.now()
+    since_ms = parse_since(since, now.wall_ms) if since is not None else 0
+    replays = []
+    for worker in choose(config, names):
+        rules = simulation.change(config.rules_for(worker), settings)
+        account = read_account(scope, worker)
+        result = replay(account, rules, now, since_wall_ms=since_ms)
+        replays.append(simulation.Replayed(worker, rules, result))
+    if as_json:
+        echo_json(simulation.to_json(replays, settings))
+    elif not any(each.result.steps for each in replays):
+        click.echo("No failures are on record" + (" since then." if since else "."))
+    else:
+        click.echo("\n".join(simulation.draw(replays, settings)))
 
 
 def resolve(config: Config, worker: Component) -> tuple[Effective, ...]:

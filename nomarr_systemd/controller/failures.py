@@ -26,7 +26,7 @@ from nomarr_systemd.core.policy import decide_blind
 from nomarr_systemd.core.record import Record
 from nomarr_systemd.host import clock, control, journal
 from nomarr_systemd.host.files import remove
-from nomarr_systemd.host.holds import read_hold
+from nomarr_systemd.host.holds import Holds
 from nomarr_systemd.host.manager import SHUTDOWN, SUPERVISOR, Manager, monotonic_ms
 from nomarr_systemd.host.paths import Paths
 from nomarr_systemd.ledger import Ledger
@@ -168,7 +168,7 @@ class Controller:
         return shown["ActiveState"] != "active" or since > started
 
     def read_hold(self, component: Component) -> str:
-        return read_hold(self.paths, component)
+        return Holds(self.paths.hold).read(component)
 
     def book(self, deaths: Sequence[Death]) -> None:
         """Put them on record in one go, then carry the decisions out."""

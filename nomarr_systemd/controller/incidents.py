@@ -18,7 +18,7 @@ from nomarr_systemd.core.ids import Component, parse_component
 from nomarr_systemd.core.model import Moment, age_ms
 from nomarr_systemd.core.outage import LEAST, SPAN_MS, Incident, Loss, find_outage
 from nomarr_systemd.host import clock, control, journal
-from nomarr_systemd.host.holds import held_instances, read_hold, remove_hold, write_hold
+from nomarr_systemd.host.holds import Holds
 from nomarr_systemd.host.manager import Manager
 from nomarr_systemd.host.paths import Paths
 from nomarr_systemd.ledger import Ledger
@@ -33,6 +33,7 @@ class Incidents:
         self, paths: Paths, config: Config, manager: Manager, ledger: Ledger, breaker: Breaker
     ) -> None:
         self._paths = paths
+        self._holds = Holds(paths.hold)
         self._config = config
         self._manager = manager
         self._ledger = ledger
@@ -169,7 +170,7 @@ class Incidents:
             if shown[other.unit]["LoadState"] != "masked" and self._is_held(other):
                 if self._breaker.elect(incident.pool, other.component_id) is None:
                     return True
-                remove_hold(self._paths, other)  # the hold on record is then finished
+                self._holds.release(other)  # the hold on record is then finished
                 return False
         return self.close(incident.pool, "no worker is left to try")
 
@@ -185,18 +186,18 @@ class Incidents:
 
     def _release(self, open_pools: set[str]) -> None:
         """Take away the holds of incidents that are over; the reconciler starts what they held."""
-        for name in held_instances(self._paths):
+        for name in self._holds.instances():
             try:
                 component = parse_component(name)
             except BadName:
                 continue
             if component.pool not in open_pools and self._is_held(component):
-                remove_hold(self._paths, component)
+                self._holds.release(component)
 
     def _hold(self, component: Component, text: str) -> None:
         """Unless it is held already, by a person perhaps, whose word is the stronger."""
-        if not read_hold(self._paths, component):
-            write_hold(self._paths, component, text)
+        if not self._holds.read(component):
+            self._holds.hold(component, text)
 
     def _is_held(self, component: Component) -> bool:
-        return read_hold(self._paths, component).startswith(_MARK)
+        return self._holds.read(component).startswith(_MARK)

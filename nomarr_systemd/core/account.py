@@ -219,6 +219,13 @@ def record_manual(
     return account, record
 
 
+def note(account: Account, action: str, now: Moment, by: str, text: str = "") -> Account:
+    """A person paused it, or had it run again: on record, never counted. What was owed is not
+    owed any more; whoever runs from here on begins a run of their own."""
+    account, _record = _append(_settle(account, _OWED), now, action=action, text=text, by=by)
+    return account if action == "pause" else account._replace(last_due=now)
+
+
 def set_effect(account: Account, invocation: str, effect: str, now: Moment) -> Account:
     """Note how far a decision has been carried out; what is done stays done."""
     known = account.find(invocation)

@@ -12,6 +12,7 @@ from nomarr_systemd.core.exits import reason_for
 from nomarr_systemd.core.model import Action, Decision, Evidence, Moment, Reason
 
 DECISIONS: Final = ("restart", "fail", "hold", "ignore")
+PERSONAL: Final = ("manual", "pause", "reset", "resume")  # what people do
 EFFECTS: Final = ("pending", "scheduled", "started", "done")
 
 
@@ -24,7 +25,7 @@ class Record(NamedTuple):
 
     attempt: int  # 1, 2, 3 … for as long as the document lives
     invocation: str  # "" where no run is meant
-    action: str  # restart, fail, hold, ignore; refund, manual, reset
+    action: str  # restart, fail, hold, ignore; refund; and a person's, PERSONAL
     kind: str
     code: int
     delay_ms: int
@@ -59,7 +60,7 @@ class Record(NamedTuple):
     @property
     def reason(self) -> Reason:
         """The seeds' coarser word: failure, health, timeout or manual."""
-        return "manual" if self.action in ("manual", "reset") else reason_for(self.kind)
+        return "manual" if self.action in PERSONAL else reason_for(self.kind)
 
     @property
     def moment(self) -> Moment:

@@ -19,7 +19,13 @@ _CREDENTIALS: Final = struct.Struct("3i")
 USER: Final = "nomarr"
 
 
-def ask(path: str, request: Mapping[str, object], *, timeout_s: float = 0.5) -> dict[str, Any]:
+def ask(
+    path: str,
+    request: Mapping[str, object],
+    *,
+    timeout_s: float = 0.5,
+    max_answer: int = MAX_ANSWER,
+) -> dict[str, Any]:
     """The supervisor's answer, or {} if there is none worth having."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
@@ -29,7 +35,7 @@ def ask(path: str, request: Mapping[str, object], *, timeout_s: float = 0.5) -> 
                 return {}
             connection.sendall(json.dumps(request).encode() + b"\n")
             answer = b""
-            while not answer.endswith(b"\n") and len(answer) < MAX_ANSWER:
+            while not answer.endswith(b"\n") and len(answer) < max_answer:
                 piece = connection.recv(65536)
                 if not piece:
                     break

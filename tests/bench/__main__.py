@@ -6,7 +6,7 @@ import gc
 import sys
 from collections.abc import Callable
 
-from tests.bench import books, decisions, frames, imports, jobs, live
+from tests.bench import books, cli, decisions, frames, imports, jobs, live
 
 PARTS: dict[str, Callable[[], None]] = {
     "decisions": decisions.measure,
@@ -14,6 +14,7 @@ PARTS: dict[str, Callable[[], None]] = {
     "books": books.measure,
     "jobs": jobs.measure,
     "imports": imports.measure,
+    "cli": cli.measure,
     "live": live.measure,
 }
 

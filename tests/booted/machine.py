@@ -192,11 +192,11 @@ class Machine:
         path.write_text(toml)
         self.run("nomarrctl", "apply")
 
-    def status(self, name: str) -> dict[str, str]:
+    def status(self, name: str) -> dict[str, Any]:
         """The worker's row of ``nomarrctl status``."""
         rows = json.loads(self.run("nomarrctl", "status", "--json", check=False).stdout)
         component = parse_component(name).component_id
-        found: dict[str, str] = next(row for row in rows if row["component"] == component)
+        found: dict[str, Any] = next(row for row in rows if row["component"] == component)
         return found
 
     def systemctl(self, *arguments: str, check: bool = True) -> str:

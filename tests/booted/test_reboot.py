@@ -35,7 +35,8 @@ def test_a_mask_and_its_reason_stay(machine: Machine) -> None:
     machine.reboot()
     assert machine.account("loop-0") == before
     shown = machine.status("loop-0")
-    assert (shown["unit"], shown["next"]) == ("masked", "2 restarts within 5 min, the limit is 2")
+    assert shown["state"] == "masked"
+    assert shown["failure_reason"] == "2 restarts within 5 min, the limit is 2"
     assert machine.get("loop-0", "LoadState") == "masked"
     entry = machine.journal("--catalog", "NOMARR_DECISION=fail")
     assert "Subject: Worker loop-0 failed for good and is masked" in entry
@@ -91,8 +92,13 @@ def test_paused_workers_stay_down(machine: Machine) -> None:
         assert machine.get(name, "ConditionResult") == "no"
     machine.run("nomarrctl", "resume", "rest")
     machine.wait_until_running("rest-0", "rest-1")
-    assert machine.account("rest-0") == counted
-    assert machine.account("rest-1").records == []
+    account = machine.account("rest-0")
+    assert (account.restart_count, account.window) == (counted.restart_count, counted.window)
+    acts = [(each.action, each.by) for each in machine.account("rest-1").records]
+    assert acts == [("pause", "root (uid 0)"), ("resume", "root (uid 0)")]
+    # Written by root's own hand, and still for the group to read.
+    shown = machine.run("stat", "--format=%A %U:%G", "/var/lib/nomarr/public/rest-1.json")
+    assert shown.stdout.strip() == "-rw-r----- root:nomarr"
 
 
 def test_workers_that_a_shutdown_ends_badly_are_not_counted(machine: Machine) -> None:

@@ -97,10 +97,10 @@ def test_one_worker_in_any_spelling(config: Path, spelling: str) -> None:
 @pytest.mark.parametrize(
     ("name", "status", "message"),
     [
-        ("tag-4", 4, "worker:tag:4 is not configured"),
-        ("worker:nope:0", 4, "worker:nope:0 is not configured"),
-        ("tag", 2, '"tag" is not a worker'),
-        ("", 2, '"" is not a worker'),
+        ("tag-4", 4, 'there is no worker or pool "tag-4"'),
+        ("worker:nope:0", 4, 'there is no worker or pool "worker:nope:0"'),
+        ("nope", 4, 'there is no worker or pool "nope"'),
+        ("", 4, 'there is no worker or pool ""'),
     ],
 )
 def test_a_worker_that_is_not_there(config: Path, name: str, status: int, message: str) -> None:

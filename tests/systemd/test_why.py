@@ -18,7 +18,7 @@ from nomarr_systemd.core.ids import parse_component
 from nomarr_systemd.host.lab import LabUnavailable
 from tests.systemd import mortals
 from tests.systemd.lab import Lab
-from tests.systemd.test_operator import Installation
+from tests.systemd.operator_site import Installation
 
 # Whatever a terminal would obey, but for line breaks.
 OBEYED = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e]")

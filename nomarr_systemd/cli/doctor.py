@@ -1,0 +1,45 @@
+"""``nomarrctl doctor``: the installation examined, each finding with the command that mends it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import click
+
+from nomarr_systemd.cli.checks import Finding, examine
+from nomarr_systemd.cli.common import Scope, count, echo_json, examples, json_option, printable
+
+_SIGNS = {"ok": ("✓", "green"), "warn": ("!", "yellow"), "bad": ("✗", "red")}
+
+
+@click.command(epilog=examples("doctor", "doctor --user", "doctor --json"))
+@json_option
+@click.pass_obj
+def doctor(scope: Scope, as_json: bool) -> int:
+    """Examine the installation, and say what mends it.
+
+    systemd, configuration, units, services, pipes, store, permissions, masks, journal and clock.
+    Nothing is changed. The exit status is 1 if something needs mending; what could merely be
+    better is marked with an exclamation mark and does not count.
+    """
+    findings = examine(scope)
+    bad = sum(each.level == "bad" for each in findings)
+    if as_json:
+        echo_json({"healthy": not bad, "findings": [each._asdict() for each in findings]})
+    else:
+        click.echo("\n".join(_draw(findings)))
+        if bad:
+            click.secho(f"{count(bad, 'thing')} to be mended.", fg="red")
+        else:
+            click.secho("All is well.", fg="green")
+    return 1 if bad else 0
+
+
+def _draw(findings: Sequence[Finding]) -> Iterator[str]:
+    for each in findings:
+        sign, colour = _SIGNS[each.level]
+        first, *more = printable(each.text).split("\n")
+        yield f"{click.style(sign, fg=colour)} {each.check}: {first}"
+        yield from (f"    {line}" for line in more)
+        if each.mend:
+            yield f"    → {printable(each.mend)}"

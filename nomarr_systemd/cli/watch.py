@@ -1,0 +1,239 @@
+"""``nomarrctl status --watch``: the screen stays and follows what happens.
+
+The supervisor's events say when to look again; looking is the same as without --watch, so what is
+shown never depends on having seen every event. Its restart, and its absence, are only a
+connection that is made again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from types import FrameType
+from typing import Final
+
+import click
+
+from nomarr_systemd.cli.common import Scope, load_applied
+from nomarr_systemd.cli.overview import Overview, look
+from nomarr_systemd.cli.screen import draw, fit
+from nomarr_systemd.core.errors import NomarrError
+from nomarr_systemd.host.control import is_the_supervisors
+
+_ENTER: Final = "\x1b[?1049h\x1b[?25l"
+_LEAVE: Final = "\x1b[?25h\x1b[?1049l"
+_SOONEST_S: Final = 0.2  # a storm of events is one change of the screen
+_LATEST_S: Final = 1.0  # countdowns and uptimes go on
+_TOPICS: Final = ["worker:*:status", "system:health"]
+
+
+class Feed:
+    """The supervisor's events, of which only the arrival counts."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self.connection: socket.socket | None = None
+
+    def connect(self) -> None:
+        """If it is not there, the next time."""
+        if self.connection is not None:
+            return
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.settimeout(0.5)
+            connection.connect(self._path)
+            if not is_the_supervisors(connection):
+                raise ConnectionRefusedError
+            request = {"op": "subscribe", "topics": _TOPICS}
+            connection.sendall(json.dumps(request).encode() + b"\n")
+            connection.setblocking(False)
+        except OSError:
+            connection.close()
+            return
+        self.connection = connection
+
+    def take(self) -> None:
+        """Read what came, and notice the end."""
+        if self.connection is None:
+            return
+        with contextlib.suppress(BlockingIOError):
+            try:
+                while data := self.connection.recv(65536):
+                    if len(data) < 65536:
+                        return
+            except ConnectionError:
+                pass
+            self.close()
+
+    def close(self) -> None:
+        if self.connection is not None:
+            self.connection.close()
+            self.connection = None
+
+
+def watch(scope: Scope, names: tuple[str, ...], *, as_json: bool) -> int:
+    """Until the person has seen enough."""
+    if not as_json and not sys.stdout.isatty():
+        raise click.UsageError(
+            "--watch needs a terminal; with --json it prints a line for each change"
+        )
+    feed = Feed(scope.paths.live)
+    show = _Lines() if as_json else _Screen()
+    with _signals() as wake, contextlib.closing(feed):
+        try:
+            with show:
+                _follow(scope, names, feed, wake, show)
+        except KeyboardInterrupt:
+            return 0
+        except BrokenPipeError:  # the reader of our lines has seen enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
+    return 0
+
+
+def _follow(
+    scope: Scope, names: tuple[str, ...], feed: Feed, wake: int, show: _Screen | _Lines
+) -> None:
+    while True:
+        feed.connect()
+        began = time.monotonic()
+        try:
+            # Read anew each time: workers come and go with an apply.
+            overview: Overview | NomarrError = look(scope, load_applied(scope), names)
+        except NomarrError as error:
+            overview = error
+        show.show(overview)
+        _wait(feed, wake, began)
+
+
+def _wait(feed: Feed, wake: int, began: float) -> None:
+    """Until something happened and the screen has stood for a moment, or for long enough."""
+    ends = began + _LATEST_S
+    while (left_s := ends - time.monotonic()) > 0:
+        watched: list[int | socket.socket] = [wake]
+        if feed.connection is not None:
+            watched.append(feed.connection)
+        ready, _, _ = select.select(watched, [], [], left_s)
+        if wake in ready:
+            os.read(wake, 4096)
+            return  # the terminal has another size: at once
+        if ready:
+            feed.take()
+            ends = min(ends, max(time.monotonic(), began + _SOONEST_S))
+
+
+class _Screen:
+    """The terminal's other screen, written over in place: nothing flickers, nothing is left."""
+
+    def __enter__(self) -> None:
+        sys.stdout.write(_ENTER)
+
+    def __exit__(self, *_error: object) -> None:
+        sys.stdout.write(_LEAVE)
+        sys.stdout.flush()
+
+    def show(self, overview: Overview | NomarrError) -> None:
+        columns, rows = _size()
+        columns -= 1  # in the last one a terminal waits to wrap, and erases what it should not
+        lines = _compose(overview, columns)
+        if len(lines) > rows:
+            hidden = len(lines) - rows + 1
+            lines = [*lines[: rows - 1], fit(f"… and {hidden} lines more", columns)]
+        if os.environ.get("NO_COLOR"):
+            lines = [click.unstyle(line) for line in lines]
+        text = "\x1b[K\r\n".join(lines)
+        sys.stdout.write(f"\x1b[H{text}\x1b[K\x1b[J")
+        sys.stdout.flush()
+
+
+class _Lines:
+    """One JSON document on a line of its own for each change that a script may care for."""
+
+    def __init__(self) -> None:
+        self._shown: object = None
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_error: object) -> None:
+        pass
+
+    def show(self, overview: Overview | NomarrError) -> None:
+        if isinstance(overview, NomarrError):
+            document: dict[str, object] = {"error": str(overview)}
+        else:
+            workers = [view.to_json() for view in overview.views]
+            document = {"supervisor": bool(overview.supervisor), "workers": workers}
+        # Time passes in every line; that alone is no change.
+        steady = json.dumps(document, default=str)
+        if isinstance(overview, Overview):
+            steady = json.dumps([document["supervisor"], [_steady(each) for each in workers]])
+        if steady != self._shown:
+            self._shown = steady
+            sys.stdout.write(json.dumps(document) + "\n")
+            sys.stdout.flush()
+
+
+def _steady(worker: dict[str, object]) -> dict[str, object]:
+    passing = {
+        "uptime_s": worker["uptime_s"] is None,
+        "next_restart_in_s": worker["next_restart_in_s"] is None,
+    }
+    return worker | passing
+
+
+def _size() -> tuple[int, int]:
+    """The terminal's own word: it may be another one than when we began."""
+    try:
+        columns, rows = os.get_terminal_size(sys.stdout.fileno())
+    except OSError:
+        columns = rows = 0
+    return columns or 80, rows or 24
+
+
+def _compose(overview: Overview | NomarrError, columns: int) -> list[str]:
+    clock = time.strftime("%H:%M:%S")
+    lines = [click.style(fit(f"nomarrctl status   {clock}   Ctrl-C ends it", columns), dim=True)]
+    if isinstance(overview, NomarrError):
+        lines.append(fit(str(overview), columns))
+        lines.append(fit(f"hint: {overview.hint}", columns) if overview.hint else "")
+        return lines
+    return lines + list(draw(overview, columns))
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[int]:
+    """A descriptor that is readable when the terminal was resized; SIGTERM ends us as Ctrl-C does,
+    so that the terminal is left as it was."""
+
+    def end(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    def note(_number: int, _frame: FrameType | None) -> None:
+        """The descriptor says it."""
+
+    reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    kept = {
+        number: signal.signal(number, handler)
+        for number, handler in (
+            (signal.SIGWINCH, note),
+            (signal.SIGTERM, end),
+            (signal.SIGHUP, end),
+        )
+    }
+    try:
+        yield reading
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(before)
+        os.close(reading)
+        os.close(writing)

@@ -1,0 +1,238 @@
+"""What another policy would have decided about the failures on record, and what that would have
+cost: the ring of an account, replayed. And what the present policy would do next.
+
+The replay takes it that every run fails after the same time as it did. Restarts that come later
+or sooner move what follows, until a person acts: that happened when it happened. After a mask
+nothing runs until then, so the failures on record in between do not happen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from nomarr_systemd.core import account as book_keeping
+from nomarr_systemd.core.account import Account
+from nomarr_systemd.core.model import Decision, Failure, Moment, Rules, age_ms
+from nomarr_systemd.core.policy import decide
+from nomarr_systemd.core.record import DECISIONS, PERSONAL, Record
+
+NOT_RUN: Final = "not-run"  # instead of a decision: masked by then
+_AHEAD: Final = 100  # decisions looked ahead; also the most restarts that a window may allow
+
+
+class Step(NamedTuple):
+    """One death on record: what was decided, and what would have been. A delay for a mask or for
+    what did not run is 0; ``down_ms`` is how long the worker was, or would have been, down."""
+
+    record: Record
+    down_ms: int
+    action: str
+    delay_ms: int
+    reason: str
+    would_be_down_ms: int
+
+
+class Sum(NamedTuple):
+    """What one policy adds up to."""
+
+    restarts: int
+    masks: int
+    not_run: int
+    down_ms: int
+
+
+class Simulation(NamedTuple):
+    """Both sides. ``whole``: the record goes back to the first failure ever."""
+
+    steps: tuple[Step, ...]
+    recorded: Sum
+    simulated: Sum
+    whole: bool
+
+
+class Ahead(NamedTuple):
+    """One failure to come, if the worker died at once each time."""
+
+    decision: Decision
+    at_ms: int  # from now
+
+
+def simulate(account: Account, rules: Rules, now: Moment, *, since_wall_ms: int = 0) -> Simulation:
+    """Replay the deaths on record since then under ``rules``."""
+    records = account.records
+    begin = next((n for n, each in enumerate(records) if each.wall_ms >= since_wall_ms), None)
+    if begin is None:
+        return Simulation((), Sum(0, 0, 0, 0), Sum(0, 0, 0, 0), True)
+    replay = _Replay(_before(account, records), rules)
+    for record in records[:begin]:
+        replay.keep(record)
+    replay.settle()
+    steps = []
+    for number, record in enumerate(records[begin:], begin):
+        if record.action not in DECISIONS or not record.kind:
+            replay.keep(record)
+            continue
+        act = _next_act(records, number, now)
+        down_ms = _down(record.action, record.delay_ms, record.moment, act)
+        moved = record.moment.later(replay.shift_ms)
+        action, delay_ms, reason = replay.take(record)
+        would_ms = _down(action, delay_ms, moved, act)
+        steps.append(Step(record, down_ms, action, delay_ms, reason, would_ms))
+    return Simulation(
+        tuple(steps),
+        _add_up([(step.record.action, step.down_ms) for step in steps]),
+        _add_up([(step.action, step.would_be_down_ms) for step in steps]),
+        records[0].attempt == 1,
+    )
+
+
+def look_ahead(account: Account, rules: Rules, now: Moment) -> list[Ahead]:
+    """What the next failures would get, the worker dying as soon as it runs: up to the mask, or
+    until it goes on for ever. Without jitter, which comes from ids that are not known yet."""
+    rules = rules._replace(backoff_jitter=0.0)
+    found: list[Ahead] = []
+    moment = now
+    for number in range(_AHEAD):
+        failure = Failure(f"{number:032x}", code=1)
+        history = book_keeping.history_of(account, moment)
+        decision = decide(history, failure, rules, moment)
+        found.append(Ahead(decision, moment.boottime_ms - now.boottime_ms))
+        if decision.action != "restart":
+            break
+        account, _ = book_keeping.book(account, failure, decision, rules, moment)
+        moment = moment.later(decision.delay_ms)
+    return found
+
+
+def window_ages(account: Account, now: Moment) -> list[tuple[int, str]]:
+    """How long ago each counted restart was, youngest last, and the run whose death it followed."""
+    found = []
+    for boot_id, row in account.window.items():
+        for invocation, wall_ms, boottime_ms in zip(row[0::3], row[1::3], row[2::3], strict=True):
+            age = age_ms(Moment(wall_ms, boot_id, boottime_ms), now)
+            found.append((age, str(invocation)))
+    return sorted(found, reverse=True)
+
+
+class _Replay:
+    """An account as it would be under other rules, and how far its time is off the record's."""
+
+    def __init__(self, account: Account, rules: Rules) -> None:
+        self._account = account
+        self._rules = rules
+        self.shift_ms = 0
+        self._masked = False
+        self._held = False  # it was let go at a time that is not on record
+
+    def settle(self) -> None:
+        """From here on it is replayed: what was masked until now is masked in both."""
+        self._masked = self._account.failed_at_wall_ms is not None
+
+    def keep(self, record: Record) -> None:
+        """What no policy decides, as it is on record: people's acts, refunds; and everything
+        that was before the replay begins."""
+        at = record.moment
+        account = self._account
+        if record.action == "reset":
+            self._account = book_keeping.reset(account, at, record.by)
+        elif record.action in PERSONAL:
+            self._account = book_keeping.note(account, record.action, at, record.by)
+            if record.action != "pause":
+                self._account = self._account._replace(failed_at_wall_ms=None)
+        elif record.action == "refund":
+            moved = at.later(self.shift_ms)
+            self._account, _ = book_keeping.refund(
+                account, record.invocation, self._rules, moved, record.text
+            )
+            return
+        elif not record.kind and record.action == "fail":
+            self._account = book_keeping.mark_failed(account, record.text, at)
+            self._masked = True
+            return
+        elif not record.kind and record.action == "restart":
+            self._account = book_keeping.increment(account, at)
+            return
+        elif record.kind:
+            failure = Failure(record.invocation, record.kind, record.code, record.run_ms)
+            self._wake(record)
+            self._account, _ = book_keeping.book(
+                self._account, failure, record.decision, self._rules, at
+            )
+            return
+        self.shift_ms = 0
+        self._masked = self._masked and record.action not in ("reset", "manual")
+
+    def take(self, record: Record) -> tuple[str, int, str]:
+        """Decide anew about a death on record."""
+        if self._masked:
+            return NOT_RUN, 0, "masked by then"
+        self._wake(record)
+        at = record.moment.later(self.shift_ms)
+        failure = Failure(record.invocation, record.kind, record.code, record.run_ms)
+        decision = record.decision
+        if not _is_given(record):
+            decision = decide(book_keeping.history_of(self._account, at), failure, self._rules, at)
+        self._held = record.action == "hold"
+        self._account, _ = book_keeping.book(self._account, failure, decision, self._rules, at)
+        self._masked = decision.action == "fail"
+        if decision.action == record.action == "restart":
+            self.shift_ms += decision.delay_ms - record.delay_ms
+        return decision.action, decision.delay_ms, decision.reason
+
+    def _wake(self, record: Record) -> None:
+        """The run that ends with this record began when its worker was let go again."""
+        if self._held and record.run_ms is not None:
+            began = record.moment.later(self.shift_ms - record.run_ms)
+            self._account = self._account._replace(last_due=began)
+        self._held = False
+
+
+def _is_given(record: Record) -> bool:
+    """Decided by circumstances, not by the policy: excused, or while the store was away."""
+    if record.action in ("hold", "ignore"):
+        return True
+    return record.action == "restart" and record.next_available_ms is None
+
+
+def _before(account: Account, records: Sequence[Record]) -> Account:
+    """The account as it was before the first record that the ring still holds."""
+    first = records[0]
+    known = {record.invocation for record in records}
+    window: dict[str, list[object]] = {}
+    for boot_id, row in account.window.items():
+        for place in range(0, len(row), 3):
+            if row[place] not in known:
+                window.setdefault(boot_id, []).extend(row[place : place + 3])
+    return Account(
+        account.component_id,
+        restart_count=first.lifetime_used,
+        k=first.k,
+        window=window,
+        attempts=first.attempt - 1,
+    )
+
+
+def _next_act(records: Sequence[Record], number: int, now: Moment) -> Moment:
+    """When a person next had the worker run, which ends any wait; now, if nobody did."""
+    for record in records[number + 1 :]:
+        if record.action in ("reset", "manual", "resume"):
+            return record.moment
+    return now
+
+
+def _down(action: str, delay_ms: int, died: Moment, act: Moment) -> int:
+    """How long the worker is down after a death."""
+    if action == "fail":
+        return age_ms(died, act)
+    return min(delay_ms, age_ms(died, act)) if action == "restart" else 0
+
+
+def _add_up(outcomes: Sequence[tuple[str, int]]) -> Sum:
+    actions = [action for action, _ in outcomes]
+    return Sum(
+        actions.count("restart"),
+        actions.count("fail"),
+        actions.count(NOT_RUN),
+        sum(down_ms for _, down_ms in outcomes),
+    )

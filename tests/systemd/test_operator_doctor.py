@@ -1,0 +1,112 @@
+"""``nomarrctl doctor``: an installation that is well, and one broken in every way it knows of."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import pytest
+
+from nomarr_systemd.host import soundness
+from tests.systemd.lab import Lab
+from tests.systemd.operator_site import Installation
+
+INVOCATION = "a" * 32
+
+
+@pytest.fixture
+def site(lab: Lab) -> Installation:
+    return Installation(lab)
+
+
+def examine(site: Installation) -> tuple[int, list[dict[str, Any]]]:
+    """The exit status and what is bad, but for what this machine is to blame for."""
+    done = site.ctl("doctor", "--json")
+    document = json.loads(done.stdout)
+    bad = [each for each in document["findings"] if each["level"] == "bad"]
+    assert document["healthy"] == (not bad)
+    assert done.returncode == (1 if bad else 0)
+    if soundness.is_volatile(site.lab.directory):
+        bad = [each for each in bad if "a reboot forgets" not in each["text"]]
+    return done.returncode, bad
+
+
+def test_all_is_well(site: Installation) -> None:
+    site.bring_up(2)
+    site.lab.systemctl("enable", "nomarr-workers.target")
+    _, bad = examine(site)
+    assert bad == []
+    done = site.ctl("doctor")
+    assert "✓ configuration: applied" in done.stdout
+    assert "✓ supervisor: the supervisor answers" in done.stdout
+    assert "✓ supervisor: systemd keeps 3 descriptors for it" in done.stdout
+    assert "✓ units: systemd accepts every unit" in done.stdout
+
+
+def test_before_anything_was_applied(site: Installation) -> None:
+    status, bad = examine(site)
+    assert status == 1
+    assert [each["check"] for each in bad] == ["configuration"]
+    site.configure(1)
+    _, bad = examine(site)
+    assert [each["mend"] for each in bad] == ["nomarrctl --user apply"]
+    assert not site.state.exists()  # looking changes nothing
+
+
+def test_each_fault_has_its_mend(site: Installation) -> None:
+    site.bring_up(2)
+    site.lab.write_unit("nomarr-onfailure@broken.service.d/x.conf", "[Service]\nExecStart=\n")
+    broken = "[Service]\nType=oneshot\nExecStart=/bin/false\n"
+    site.lab.write_unit("nomarr-onfailure@tag-9.service", broken)
+    site.lab.reload()
+    site.lab.systemctl("start", "nomarr-onfailure@tag-9.service", check=False)
+    site.lab.systemctl("mask", "nomarr-worker@tag-1.service")
+    site.lab.systemctl("stop", "nomarr-supervisor.service")
+    site.lab.systemctl("stop", "nomarr-reconcile.timer")
+    pending = f"{site.lab.runtime}/nomarr/pending/{INVOCATION}"
+    with open(pending, "w") as file:
+        file.write("cut off")
+    os.utime(pending, (1, 1))
+    (site.state / "hold").chmod(0o777)
+    (site.state / "hold" / "tag-7").write_text("paused by nobody\n")
+    site.configure(2, backoff_s=9)
+    status, bad = examine(site)
+    assert status == 1
+    found = {each["text"]: each["mend"] for each in bad}
+    for text, mend in (
+        ("the file is not what was applied (0 unit files would change)", "nomarrctl --user apply"),
+        ("left of workers that are not configured: tag-7", "nomarrctl --user apply"),
+        ("nomarr-supervisor.service is inactive", "start nomarr-supervisor.service"),
+        ("nomarr-reconcile.timer is inactive", "start nomarr-reconcile.timer"),
+        ("nomarr-onfailure@tag-9.service has failed", "reset-failed"),
+        ("tag-1 is masked, and the ledger does not know why", "nomarrctl --user reset tag-1"),
+        ("1 failure waiting to be booked", "nomarrctl --user reconcile"),
+        (f"{site.state}/hold can be changed by others", f"chmod go-w {site.state}/hold"),
+        ("systemd keeps 0 of its 3 descriptors", "restart nomarr-supervisor.service"),
+    ):
+        assert text in found
+        assert mend in found[text]
+    assert "✗ workers: tag-1 is masked" in site.ctl("doctor").stdout
+
+
+def test_a_mistake_in_the_file_and_a_store_that_is_broken(site: Installation) -> None:
+    site.bring_up(1)
+    (site.state / "ledger.db").unlink(missing_ok=True)
+    (site.state / "ledger.db").mkdir()
+    site.configure(1, more="watchdog = 3\n")
+    _, bad = examine(site)
+    texts = {each["check"]: each["text"] for each in bad}
+    assert "did you mean watchdog_s?" in texts["configuration"]
+    assert "store" in texts
+
+
+def test_doctor_names_what_reconcile_mends(site: Installation) -> None:
+    site.bring_up(1)
+    site.mask()
+    site.lab.systemctl("unmask", "nomarr-worker@tag-0.service")
+    _, bad = examine(site)
+    assert [each["text"] for each in bad] == ["tag-0 has failed for good, but is not masked"]
+    site.good("reset", "tag-0", "--start")
+    site.wait_until_healthy("tag-0")
+    assert examine(site)[1] == []
