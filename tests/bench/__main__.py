@@ -6,7 +6,7 @@ import gc
 import sys
 from collections.abc import Callable
 
-from tests.bench import books, decisions, frames, imports, live
+from tests.bench import books, decisions, frames, imports, live, resident
 
 PARTS: dict[str, Callable[[], None]] = {
     "decisions": decisions.measure,
@@ -14,6 +14,7 @@ PARTS: dict[str, Callable[[], None]] = {
     "books": books.measure,
     "imports": imports.measure,
     "live": live.measure,
+    "resident": resident.measure,
 }
 
 
