@@ -1,7 +1,7 @@
 """What the supervisor costs while nothing happens but frames, beside supervisord with as many.
 
 Both in the same Python, with the same shell program as workers; ours also have full black boxes
-and a history that is written. Memory as RSS and as PSS (what is shared counts in part).
+and have written history. Memory as RSS and as PSS (what is shared counts in part).
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from typing import NamedTuple
 
 from nomarr_systemd.core.frames import encode
 from nomarr_systemd.core.ids import Component
-from nomarr_systemd.core.model import HealthRules
 from nomarr_systemd.supervisor.blackbox import CAPACITY
 from tests.bench.timing import report
 from tests.process import supervision
@@ -28,7 +27,6 @@ from tests.systemd.lab import Lab
 FEW, MANY, MOST = 10, 200, 2000
 FRAME_S = 2.5
 WATCH_S = 4 * FRAME_S
-HISTORY_S = 5.0  # how often history is written, so that it is, while we look
 BATCH = 20  # frames that fit into a pipe beside others
 WORKER = """\
 #!/bin/sh
@@ -40,9 +38,6 @@ while :; do
 done
 """
 CONFIG = """\
-[health]
-snapshot_interval_s = {history_s}
-
 [pool.tag]
 workers = {count}
 command = ["{worker}"]
@@ -111,16 +106,23 @@ def fill(directory: str, count: int) -> None:
             os.close(pipe)
 
 
+def wait_for_history(state: str) -> None:
+    """Until it was written once: the store is then open, and stays so."""
+    while not os.path.exists(f"{state}/work/work.db"):
+        time.sleep(0.1)
+    time.sleep(1)
+
+
 def measure_ours(count: int) -> Cost:
     """Real units under a real systemd."""
     with Lab() as lab:
         worker = lab.write_program("worker", WORKER)
-        text = CONFIG.replace("{worker}", worker).replace("{count}", str(count))
-        lab.install(text.replace("{history_s}", str(HISTORY_S)))
+        lab.install(CONFIG.replace("{worker}", worker).replace("{count}", str(count)))
         lab.systemctl("start", "nomarr-controller.socket", "nomarr-supervisor.service")
         units = [f"nomarr-worker@tag-{number}.service" for number in range(count)]
         lab.systemctl("start", *units, timeout_s=300)
         fill(lab.paths.health, count)
+        wait_for_history(lab.paths.state)
         return watch(lab.main_pid("nomarr-supervisor.service"))
 
 
@@ -128,15 +130,16 @@ def measure_pipes(count: int) -> Cost:
     """Writers of pipes instead of units, all in one process."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    rules = HealthRules(snapshot_interval_s=HISTORY_S)
     try:
         with supervision.make_lab() as lab:
-            lab.configure(tag=count, health=rules)
+            os.makedirs(f"{lab.paths.state}/work")
+            lab.configure(tag=count)
             lab.start()
             for number in range(count):
                 lab.begin_run(f"tag-{number}")
             fill(lab.paths.health, count)
             with _framing(lab.paths.health, count):
+                wait_for_history(lab.paths.state)
                 return watch(lab.pid)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -52,10 +52,10 @@ class Subscriber:
         return len(self._read) - 1
 
     def wait_for(self, text: bytes, count: int) -> None:
-        """Until ``text`` has come so often, on whatever connections."""
+        """Until ``text`` has come so often on the connection that is open."""
 
         def has_come() -> bool:
-            return sum(b"".join(pieces).count(text) for pieces in self._read) >= count
+            return b"".join(self._read[-1]).count(text) >= count
 
         with self._changed:
             assert self._changed.wait_for(has_come, PATIENCE_S), f"not {count} times {text!r}"

@@ -5,13 +5,17 @@ accounts for every frame, and no worker notices.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
+from nomarr_systemd.core.configreader import MAX_WORKERS
 from nomarr_systemd.host.control import ask
+from nomarr_systemd.host.units import find_data
 from tests.systemd.frames_seen import Gap, Subscriber, find_gaps, match_gaps
 from tests.systemd.lab import Lab
 
@@ -124,9 +128,16 @@ def test_every_frame_is_accounted_for(lab: Lab, killer: Killer) -> None:
     assert match_gaps(gaps, killed) == [], "more was lost than one read for each kill"
 
     assert runs_of(lab) == runs, "a worker ended"
+    assert int(lab.get(SUPERVISOR, "NFileDescriptorStore")) == WORKERS + 1
     assert os.listdir(f"{lab.paths.state}/public") == []
     for worker in answer["workers"]:
         assert (worker["status"], worker["drops"], worker["last_crash"]) == ("healthy", {}, None)
+
+
+def test_systemds_store_has_room_for_every_pipe_and_the_socket() -> None:
+    unit = Path(find_data("units"), SUPERVISOR).read_text()
+    (room,) = re.findall("^FileDescriptorStoreMax=([0-9]+)$", unit, re.MULTILINE)
+    assert int(room) > MAX_WORKERS
 
 
 def tell(by_clock: int, killed: set[int], gaps: list[Gap], seen: int) -> None:
