@@ -30,6 +30,7 @@ SUPERVISOR = "nomarr-supervisor.service"
 JOB_S = 60
 LONG = """\
 [health]
+frame_interval_s = 1
 snapshot_interval_s = 0.2
 
 [pool.long]
@@ -205,12 +206,12 @@ def test_floods_of_anything_are_borne(shared: Shared) -> None:
 
 
 def test_a_start_that_takes_longer_than_a_silent_one_may(lab: Lab) -> None:
-    """Three times as long here; two minutes against one, in earnest."""
+    """Twice as long, and more; in earnest it is two minutes against one."""
     install(
         lab,
-        "[health]\nframe_interval_s = 0.2\nstartup_timeout_s = 2\nstall_timeout_s = 1.5\n"
+        "[health]\nframe_interval_s = 0.2\nstartup_timeout_s = 5\nstall_timeout_s = 4\n"
         '[pool.tag]\nentrypoint = "tagger:Tagger"\n[pool.tag.unit]\n'
-        'Environment = ["PYTHONPATH={directory}", "PLACE={directory}", "LOAD_S=6"]\n',
+        'Environment = ["PYTHONPATH={directory}", "PLACE={directory}", "LOAD_S=12"]\n',
     )
     lab.systemctl("start", SUPERVISOR)
     frames = Watch(lab, "worker:tag:0:frames")
@@ -297,7 +298,7 @@ def test_the_long_job_ends_as_if_nothing_had_been(shared: Shared) -> None:
     numbers = [frame["seq"] for frame in said]
     assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
     working = [frame for frame in said if str(frame.get("job")).endswith("/a.job")]
-    assert len(working) >= JOB_S / 2.5 / 2, "frames stood still"
+    assert len(working) >= JOB_S / 3, "frames stood still"
     assert {(frame["status"], frame["phase"]) for frame in working} == {("healthy", "processing")}
     assert working[-1]["progress_age_s"] > JOB_S - 10
     assert said[-1]["status"] == "stopping"

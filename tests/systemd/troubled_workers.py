@@ -89,9 +89,9 @@ while True:
     while not signal.sigtimedwait(go, 0.5):
         write(frame(job="calm"))
     begun, written = time.monotonic(), 0
-    for flood in FLOODS:
+    for flood in FLOODS * 5:
         part = 0
-        while part < 5_000_000:
+        while part < 1_000_000:
             part += write(flood)
         written += part
         write(b"\\n" + frame(job="between"))
