@@ -72,7 +72,7 @@ class Lab:
         self.directory = ""
         self._journald: subprocess.Popen[bytes] | None = None
         self._manager: subprocess.Popen[bytes] | None = None
-        self._cgroups: list[str] = []
+        self.cgroups: list[str] = []  # one in each hierarchy
 
     def __enter__(self) -> Self:
         self.begin()
@@ -173,12 +173,12 @@ class Lab:
             if process is not None:
                 process.kill()
                 process.wait()
-        for place in self._cgroups:
+        for place in self.cgroups:
             cgroup.kill(place)
         self._manager = self._journald = None
-        for place in self._cgroups:
+        for place in self.cgroups:
             cgroup.remove(place)
-        self._cgroups = []
+        self.cgroups = []
         if self.directory:
             shutil.rmtree(self.directory)
             self.directory = ""
@@ -198,12 +198,12 @@ class Lab:
                     f"a writable cgroup tree is missing: {error}",
                     hint="in a container, run it with --privileged or --cgroupns=private",
                 ) from error
-            self._cgroups.append(place)
+            self.cgroups.append(place)
             # Two below it: a cgroup that has controllers below may have no process of its own.
             for part in ("journald", "manager"):
                 os.mkdir(os.path.join(place, part))
         if self.uid:
-            for place in self._cgroups:
+            for place in self.cgroups:
                 for path in cgroup.list_delegated(f"{place}/manager"):
                     os.chown(path, self.uid, self.uid)
             for path in _walk(self.directory):
@@ -220,7 +220,7 @@ class Lab:
             environment = self.environment | {"NOTIFY_SOCKET": address}
 
             def start(part: str, *command: str) -> subprocess.Popen[bytes]:
-                cgroups = " ".join(f"{place}/{part}" for place in self._cgroups)
+                cgroups = " ".join(f"{place}/{part}" for place in self.cgroups)
                 return subprocess.Popen(
                     command,
                     env=environment | {"CGROUPS": cgroups},

@@ -26,6 +26,7 @@ WORDS: Final = {
     "dead": "crashed",
     "failed": "failed",
 }
+_GRAIN_S: Final = 0.25  # deadlines are kept to the next multiple of this, or of less
 _RUNNING: Final = ("pending", "healthy", "unhealthy", "recovering")
 
 
@@ -189,9 +190,13 @@ class Registry:
 
     def arm(self, worker: Worker) -> None:
         """See that its deadline is not missed. One that moved later is found out when the
-        armed one is over: frames must not cost a heap operation each."""
+        armed one is over: frames must not cost a heap operation each. Deadlines that are close
+        to each other share a moment, the later one: 2,000 workers must not cost a wakeup each."""
         due = deadline(worker.state, self.rules)
-        if due is not None and (worker.armed is None or due < worker.armed):
+        if due is None:
+            return
+        due += -due % min(_GRAIN_S, self.rules.staleness_interval_s / 20)
+        if worker.armed is None or due < worker.armed:
             worker.armed = due
             self._loop.at(due, functools.partial(self._be_due, worker, due))
 

@@ -52,7 +52,9 @@ class Snapshots:
         self.lost = 0  # batches that found the writer still busy with the one before
         self._handed: SimpleQueue[Batch | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
+        # One each: a slow store is said often, and must not keep what is wrong with it unsaid.
         self._limited = Limited(burst=3, every_s=60)
+        self._limited_slow = Limited(burst=1, every_s=60)
 
     def offer(self, settings: StoreSettings, samples: Sequence[Sample]) -> None:
         """Have a batch written, unless the one before still waits."""
@@ -64,7 +66,7 @@ class Snapshots:
             self._handed.put((settings, samples))
         else:
             self.lost += 1
-            self._limited.log(WARNING, "the history store is slow: a snapshot is left out")
+            self._limited_slow.log(WARNING, "the history store is slow: a snapshot is left out")
 
     def close(self) -> None:
         """Let the writer finish, but do not wait for long."""

@@ -6,7 +6,7 @@ import gc
 import sys
 from collections.abc import Callable
 
-from tests.bench import books, cli, decisions, frames, imports, jobs, live
+from tests.bench import books, cli, decisions, frames, imports, jobs, live, resident
 
 PARTS: dict[str, Callable[[], None]] = {
     "decisions": decisions.measure,
@@ -16,6 +16,7 @@ PARTS: dict[str, Callable[[], None]] = {
     "imports": imports.measure,
     "cli": cli.measure,
     "live": live.measure,
+    "resident": resident.measure,
 }
 
 

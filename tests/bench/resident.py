@@ -1,0 +1,203 @@
+"""What the supervisor costs while nothing happens but frames, beside supervisord with as many.
+
+Both in the same Python, with the same shell program as workers; ours also have full black boxes
+and have written history. Memory as RSS and as PSS (what is shared counts in part).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from nomarr_systemd.core.frames import encode
+from nomarr_systemd.core.ids import Component
+from nomarr_systemd.supervisor.blackbox import CAPACITY
+from tests.bench.timing import report
+from tests.process import supervision
+from tests.systemd.lab import Lab
+
+FEW, MANY, MOST = 10, 200, 2000
+FRAME_S = 2.5
+WATCH_S = 4 * FRAME_S
+BATCH = 20  # frames that fit into a pipe beside others
+WORKER = """\
+#!/bin/sh
+exec 3>"${NOMARR_HEALTH_PIPE:-/dev/null}"
+[ -z "$NOTIFY_SOCKET" ] || systemd-notify --ready
+while :; do
+    printf 'HEALTH|{"component_id":"%s","status":"healthy"}\\n' "$NOMARR_COMPONENT_ID" >&3
+    sleep 2.5
+done
+"""
+CONFIG = """\
+[pool.tag]
+workers = {count}
+command = ["{worker}"]
+watchdog_s = 3600
+"""
+SUPERVISORD = """\
+[supervisord]
+nodaemon = true
+logfile = /dev/null
+logfile_maxbytes = 0
+pidfile = {directory}/pid
+
+[program:tag]
+command = {worker}
+numprocs = {count}
+process_name = %(process_num)s
+stdout_logfile = NONE
+stderr_logfile = NONE
+"""
+
+
+class Cost(NamedTuple):
+    """Of one process, over WATCH_S."""
+
+    rss_mb: float
+    pss_mb: float
+    cpu: float  # of one processor
+    wakeups: float  # a second
+
+
+def watch(pid: int) -> Cost:
+    before_s, before = _spent(pid)
+    begun = time.monotonic()
+    time.sleep(WATCH_S)
+    passed = time.monotonic() - begun
+    after_s, after = _spent(pid)
+    sizes = {}
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]:
+        name, kilobytes = line.split()[:2]
+        sizes[name] = int(kilobytes) / 1024
+    return Cost(
+        sizes["Rss:"], sizes["Pss:"], (after_s - before_s) / passed, (after - before) / passed
+    )
+
+
+def _spent(pid: int) -> tuple[float, int]:
+    """Processor time, and how often one of its threads was woken."""
+    words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    woken = 0
+    for status in Path(f"/proc/{pid}/task").glob("*/status"):
+        for line in status.read_text().splitlines():
+            if line.startswith("voluntary_ctxt_switches:"):
+                woken += int(line.split()[1])
+    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK"), woken
+
+
+def fill(directory: str, count: int) -> None:
+    """Full black boxes, as after some minutes of work."""
+    for turn in range(CAPACITY // BATCH):
+        for number in range(count):
+            name = Component("tag", number).component_id
+            pipe = os.open(f"{directory}/tag-{number}", os.O_WRONLY)
+            for seq in range(turn * BATCH, (turn + 1) * BATCH):
+                job = f"/music/{seq % 7}.flac"
+                os.write(pipe, encode(name, "healthy", phase="processing", job=job, seq=seq))
+            os.close(pipe)
+
+
+def wait_for_history(state: str) -> None:
+    """Until it was written once: the store is then open, and stays so."""
+    while not os.path.exists(f"{state}/work/work.db"):
+        time.sleep(0.1)
+    time.sleep(1)
+
+
+def measure_ours(count: int) -> Cost:
+    """Real units under a real systemd."""
+    with Lab() as lab:
+        worker = lab.write_program("worker", WORKER)
+        lab.install(CONFIG.replace("{worker}", worker).replace("{count}", str(count)))
+        lab.systemctl("start", "nomarr-controller.socket", "nomarr-supervisor.service")
+        units = [f"nomarr-worker@tag-{number}.service" for number in range(count)]
+        lab.systemctl("start", *units, timeout_s=300)
+        fill(lab.paths.health, count)
+        wait_for_history(lab.paths.state)
+        return watch(lab.main_pid("nomarr-supervisor.service"))
+
+
+def measure_pipes(count: int) -> Cost:
+    """Writers of pipes instead of units, all in one process."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    try:
+        with supervision.make_lab() as lab:
+            os.makedirs(f"{lab.paths.state}/work")
+            lab.configure(tag=count)
+            lab.start()
+            for number in range(count):
+                lab.begin_run(f"tag-{number}")
+            fill(lab.paths.health, count)
+            with _framing(lab.paths.health, count):
+                wait_for_history(lab.paths.state)
+                return watch(lab.pid)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@contextlib.contextmanager
+def _framing(directory: str, count: int) -> Iterator[None]:
+    """A process that frames for all of them, spread evenly, as they would be."""
+    code = (
+        "import os, time; from nomarr_systemd.core.frames import encode\n"
+        f"pipes = [os.open(f'{directory}/tag-{{n}}', os.O_WRONLY) for n in range({count})]\n"
+        "print(flush=True); begun = time.monotonic(); done = 0\n"
+        "while True:\n"
+        f"    n = done % {count}\n"
+        "    os.write(pipes[n], encode(f'worker:tag:{n}', 'healthy', seq=done)); done += 1\n"
+        f"    wait = begun + done * {FRAME_S} / {count} - time.monotonic()\n"
+        "    if wait > 0: time.sleep(wait)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as writer:
+        assert writer.stdout
+        writer.stdout.readline()
+        try:
+            yield
+        finally:
+            writer.kill()
+
+
+def measure_supervisord(count: int) -> Cost:
+    program = os.path.join(os.path.dirname(sys.executable), "supervisord")
+    with tempfile.TemporaryDirectory() as directory:
+        worker = Path(directory, "worker")
+        worker.write_text(WORKER)
+        worker.chmod(0o755)
+        text = SUPERVISORD.replace("{directory}", directory).replace("{count}", str(count))
+        conf = Path(directory, "supervisord.conf")
+        conf.write_text(text.replace("{worker}", str(worker)))
+        command = [program, "-c", str(conf)]
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+            try:
+                children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+                while len(children.read_text().split()) < count:
+                    time.sleep(0.1)
+                return watch(process.pid)
+            finally:
+                process.terminate()
+
+
+def tell(name: str, cost: Cost, bar: str = "") -> None:
+    report(f"{name}: RSS, PSS", f"{cost.rss_mb:.1f} MB, {cost.pss_mb:.1f} MB", bar)
+    report("  idle: processor, wakeups", f"{cost.cpu:.2%}, {cost.wakeups:.1f}/s")
+
+
+def measure() -> None:
+    theirs = {count: measure_supervisord(count) for count in (FEW, MANY)}
+    for count, cost in theirs.items():
+        tell(f"supervisord, {count} programs", cost)
+    for count in (FEW, MANY):
+        cost = measure_ours(count)
+        ratio = cost.rss_mb / theirs[count].rss_mb
+        tell(f"ours, {count} units", cost, f"{ratio:.2f} of its RSS; bar 1, aim 0.6")
+    tell(f"ours, {MOST} writers of pipes", measure_pipes(MOST))
