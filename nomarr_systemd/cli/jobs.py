@@ -20,6 +20,7 @@ from nomarr_systemd.core.quoting import ask_for, quote
 from nomarr_systemd.core.storeurl import SqliteUrl, parse_store_url
 from nomarr_systemd.core.words import describe_ms
 from nomarr_systemd.jobs import queue
+from nomarr_systemd.jobs.settlement import clear_pool
 from nomarr_systemd.store.opening import open_work_store
 from nomarr_systemd.store.protocol import Store
 
@@ -249,6 +250,22 @@ def _mend(
         click.echo(json.dumps({"pending": changed}))
     else:
         click.echo(f"{len(changed)} jobs wait for a worker again.")
+
+
+def forget_failure(config: Config, pool: str) -> None:
+    """For ``nomarrctl reset --pool``: the pool has not failed, and its crashes count from none.
+
+    As the store's owner, and only for as long as that takes.
+    """
+    user, group, groups = os.geteuid(), os.getegid(), os.getgroups()
+    try:
+        with _open(config) as store:
+            clear_pool(store, pool)
+    finally:
+        if os.geteuid() != user:
+            os.seteuid(user)
+            os.setegid(group)
+            os.setgroups(groups)
 
 
 def _open(config: Config) -> closing[Store]:

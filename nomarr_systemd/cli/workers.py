@@ -25,8 +25,11 @@ from nomarr_systemd.cli.common import (
     warn,
     who,
 )
+from nomarr_systemd.cli.jobs import forget_failure
 from nomarr_systemd.cli.progress import FACTS, is_down, is_idle, wait_for
 from nomarr_systemd.controller.failures import Controller
+from nomarr_systemd.controller.incidents import INCIDENT
+from nomarr_systemd.controller.reconcile import end_incident
 from nomarr_systemd.controller.reconcile import reconcile as run_reconcile
 from nomarr_systemd.core.config import Config
 from nomarr_systemd.core.errors import StoreError
@@ -130,11 +133,13 @@ def pause(scope: Scope, names: tuple[str, ...], as_json: bool) -> None:
 def resume(scope: Scope, names: tuple[str, ...], as_json: bool) -> None:
     """Let paused workers run again; their counts are as they were.
 
-    A worker that has failed for good stays down until nomarrctl reset.
+    A pool that is held because its workers died alike is started as well, and its incident is
+    closed. A worker that has failed for good stays down until nomarrctl reset.
     """
     config = load_applied(scope)
     workers = choose(config, names)
     act = Act(scope, config, "resume")
+    ended = _end_incidents(act, config, workers)
     paused = [worker for worker in workers if act.holds.is_paused(worker)]
     shown = act.manager.show([each.unit for each in paused], FACTS)
     masked = [each for each in paused if shown[each.unit]["LoadState"] == "masked"]
@@ -147,8 +152,20 @@ def resume(scope: Scope, names: tuple[str, ...], as_json: bool) -> None:
         act.holds.end_resume(worker)
     act.tell(good, "resumed", log=True)
     act.tell(masked, "masked", "has failed for good: nomarrctl reset --start")
-    act.tell([each for each in workers if each not in paused], "not-paused", "was not paused")
+    others = [each for each in workers if each not in paused]
+    act.tell([each for each in others if each.pool in ended], "resumed", "no longer held")
+    act.tell([each for each in others if each.pool not in ended], "not-paused", "was not paused")
     act.report(as_json)
+
+
+def _end_incidents(act: Act, config: Config, workers: Sequence[Component]) -> set[str]:
+    """Close the incidents that hold any of these; the pools that had one."""
+    held = {each.pool for each in workers if act.holds.read(each).startswith(INCIDENT)}
+    if not held:
+        return set()
+    with open_controller(act.scope, config) as controller:
+        why = f"resumed by {act.by}"
+        return {pool for pool in held if end_incident(controller, pool, why)}
 
 
 @click.command(epilog=examples("restart tag-0", "restart tag", "restart worker:tag:0 --json"))
@@ -218,6 +235,8 @@ def reset(
     for worker in workers:
         act.holds.release(worker)
         control.ask(scope.paths.live, {"op": "reset", "component": worker.component_id})
+    for pool in pools:
+        forget_failure(config, pool)
     paused = [worker for worker in workers if start and act.holds.read(worker)]
     started = [worker for worker in workers if start and worker not in paused]
     queue("start", [worker.unit for worker in started], user=scope.user)

@@ -16,6 +16,7 @@ from typing import Final
 from nomarr_systemd.breaker import Breaker
 from nomarr_systemd.controller.death import Death
 from nomarr_systemd.controller.incidents import Incidents
+from nomarr_systemd.controller.outcomes import Outcomes
 from nomarr_systemd.controller.pending import Pending, Waiting, due_file
 from nomarr_systemd.core.config import Config
 from nomarr_systemd.core.errors import StoreError
@@ -57,6 +58,7 @@ class Controller:
         self.spool = Spool(paths.spool)
         self._store: Store | None = None
         self._incidents: Incidents | None = None
+        self._outcomes: Outcomes | None = None
 
     @property
     def store(self) -> Store:
@@ -82,6 +84,12 @@ class Controller:
             known = (self.paths, self.config, self.manager)
             self._incidents = Incidents(*known, self.ledger, Breaker(self.store))
         return self._incidents
+
+    @property
+    def outcomes(self) -> Outcomes:
+        if self._outcomes is None:
+            self._outcomes = Outcomes(self.paths, self.config, self.manager, self.ledger)
+        return self._outcomes
 
     def close(self) -> None:
         if self._store is not None:
@@ -305,16 +313,15 @@ class Controller:
                 self.manager.schedule_restart(component, monotonic_ms() + decision.delay_ms)
 
     def _tell_supervisor(self, death: Death, record: Record) -> None:
-        control.ask(
-            self.paths.live,
-            {
-                "op": "crashed",
-                "component": death.component.component_id,
-                "invocation": record.invocation,
-                "cause": death.exit.line,
-                "decision": f"{record.action}: {record.text}",
-            },
-        )
+        request = {
+            "op": "crashed",
+            "component": death.component.component_id,
+            "invocation": record.invocation,
+            "cause": death.exit.line,
+            "decision": f"{record.action}: {record.text}",
+        }
+        answer = control.ask(self.paths.live, request)
+        self.outcomes.take(death.component, record.invocation, answer)
 
 
 def _is_new(record: Record) -> bool:

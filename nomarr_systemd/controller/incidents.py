@@ -23,7 +23,7 @@ from nomarr_systemd.host.manager import Manager
 from nomarr_systemd.host.paths import Paths
 from nomarr_systemd.ledger import Ledger
 
-_MARK: Final = "incident:"
+INCIDENT: Final = "incident:"
 
 
 class Incidents:
@@ -54,7 +54,7 @@ class Incidents:
             if name not in incident.members:
                 incident = self._breaker.add(incident.pool, name) or incident
             self._hold(death.component, incident.text)
-            failure = death.failure._replace(incident=incident.text.removeprefix(f"{_MARK} "))
+            failure = death.failure._replace(incident=incident.text.removeprefix(f"{INCIDENT} "))
             screened.append(death._replace(failure=failure))
         return screened
 
@@ -200,4 +200,4 @@ class Incidents:
             self._holds.hold(component, text)
 
     def _is_held(self, component: Component) -> bool:
-        return self._holds.read(component).startswith(_MARK)
+        return self._holds.read(component).startswith(INCIDENT)

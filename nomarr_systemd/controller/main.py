@@ -17,7 +17,7 @@ from typing import Final
 
 from nomarr_systemd.controller.failures import Controller, complain
 from nomarr_systemd.controller.pending import read_pending
-from nomarr_systemd.controller.reconcile import reconcile, see_to_incidents
+from nomarr_systemd.controller.reconcile import reconcile, see_to_the_rest
 from nomarr_systemd.core.config import Config
 from nomarr_systemd.core.errors import ConfigError, NomarrError
 from nomarr_systemd.host.manager import Manager
@@ -25,7 +25,7 @@ from nomarr_systemd.host.notify import listen_fds, notify
 from nomarr_systemd.host.paths import SYSTEM_STATE, Paths
 
 IDLE_S: Final = 30.0
-CANARY_S: Final = 1.0  # how often the canary of an incident is looked at
+LOOK_AGAIN_S: Final = 0.5  # at a canary, or at jobs that are being settled
 
 
 def read_config(paths: Paths) -> Config:
@@ -60,10 +60,10 @@ def serve(controller: Controller, fifo: int, *, idle_s: float = IDLE_S) -> None:
                 pass
         with controller.alone():
             controller.handle(read_pending(controller.paths.pending))
-            is_open = see_to_incidents(controller)
+            is_busy = see_to_the_rest(controller)
         # While nobody reads, systemd would keep all its signals for us.
         controller.manager.close()
-        if not poll.poll((CANARY_S if is_open else idle_s) * 1000) and not is_open:
+        if not poll.poll((LOOK_AGAIN_S if is_busy else idle_s) * 1000) and not is_busy:
             return
 
 

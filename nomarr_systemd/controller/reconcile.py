@@ -65,6 +65,7 @@ def look_over(controller: Controller) -> None:
     controller.handle(read_pending(controller.paths.pending))
     controller.handle(Waiting(find_failed(controller), []))
     controller.incidents.look_after()
+    controller.outcomes.ask_all()
     finish_all(controller)
     clear_stop_marks(controller.paths.stop)
 
@@ -74,16 +75,33 @@ def finish_all(controller: Controller) -> None:
         finish(controller, parse_component(account.component_id), record)
 
 
-def see_to_incidents(controller: Controller) -> bool:
-    """Look after open incidents, and start what one that has ended held; whether any is open."""
-    try:
-        if not controller.incidents.were_open():
-            return False
-        is_open = controller.incidents.look_after()
+def end_incident(controller: Controller, pool: str, why: str) -> bool:
+    """A person's word: start all that the incident holds. False if there is none."""
+    with controller.alone():
+        ended = controller.incidents.close(pool, why)
+        controller.incidents.look_after()
         finish_all(controller)
+    return ended
+
+
+def see_to_the_rest(controller: Controller) -> bool:
+    """Whatever takes longer than a decision: open incidents, and jobs that are being settled.
+    Whether it has to be looked at again soon."""
+    try:
+        controller.outcomes.ask_again()
+        is_open = _see_to_incidents(controller)
     except StoreError as error:
-        complain(f"incidents are not looked after: the store is away ({error})")
+        complain(f"not looked after, since the store is away: {error}")
         return False
+    return is_open or bool(controller.outcomes.awaited)
+
+
+def _see_to_incidents(controller: Controller) -> bool:
+    """Start what an incident that has ended held; whether any is open."""
+    if not controller.incidents.were_open():
+        return False
+    is_open = controller.incidents.look_after()
+    finish_all(controller)
     return is_open
 
 

@@ -5,6 +5,7 @@ Each kind of entry has a MESSAGE_ID of its own, which the message catalog explai
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from nomarr_systemd.core.ids import Component
@@ -17,6 +18,8 @@ MESSAGE_IDS: Final = {
     "ignore": "6a1f0c7b2f7a4d0c9c0e5d8b1a7e4f04",
     "incident-opened": "6a1f0c7b2f7a4d0c9c0e5d8b1a7e4f05",
     "incident-closed": "6a1f0c7b2f7a4d0c9c0e5d8b1a7e4f06",
+    "quarantine": "6a1f0c7b2f7a4d0c9c0e5d8b1a7e4f07",
+    "pool-failed": "6a1f0c7b2f7a4d0c9c0e5d8b1a7e4f08",
 }
 _PRIORITIES: Final = {"restart": 4, "fail": 2, "hold": 5, "ignore": 6}
 
@@ -47,12 +50,39 @@ def write_decision(component: Component, record: Record, line: str, *, user: boo
 
 def write_incident(pool: str, text: str, *, opened: bool) -> None:
     """One entry when an outage of a pool begins, one when it is over."""
+    _write_pool("incident-opened" if opened else "incident-closed", 3 if opened else 5, pool, text)
+
+
+def write_pool_failure(pool: str, reason: str) -> None:
+    """A whole pool was stopped and masked."""
+    _write_pool("pool-failed", 2, pool, f"pool {pool} has failed: {reason}")
+
+
+def write_quarantine(component: Component, jobs: Sequence[str], *, user: bool) -> None:
+    """Jobs that killed too many workers were set aside, and what they cost was given back."""
+    from systemd import journal
+
+    unit_field = "OBJECT_SYSTEMD_USER_UNIT" if user else "OBJECT_SYSTEMD_UNIT"
+    journal.send(
+        f"{component.instance}: job {', '.join(jobs)} was quarantined; restarts are given back",
+        MESSAGE_ID=MESSAGE_IDS["quarantine"],
+        PRIORITY=4,
+        SYSLOG_IDENTIFIER="nomarr-controller",
+        NOMARR_COMPONENT_ID=component.component_id,
+        NOMARR_INSTANCE=component.instance,
+        NOMARR_POOL=component.pool,
+        NOMARR_JOB=jobs[0],
+        **{unit_field: component.unit},
+    )
+
+
+def _write_pool(kind: str, priority: int, pool: str, text: str) -> None:
     from systemd import journal
 
     journal.send(
         text,
-        MESSAGE_ID=MESSAGE_IDS["incident-opened" if opened else "incident-closed"],
-        PRIORITY=3 if opened else 5,
+        MESSAGE_ID=MESSAGE_IDS[kind],
+        PRIORITY=priority,
         SYSLOG_IDENTIFIER="nomarr-controller",
         NOMARR_POOL=pool,
         NOMARR_REASON=text,

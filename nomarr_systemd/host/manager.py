@@ -89,10 +89,14 @@ class Manager:
         """Queue a start and do not wait for it."""
         self._ask(Call("StartUnit", "ss", (unit, "replace")))
 
-    def cancel_timer(self, component: Component) -> None:
-        """Take the timer of a restart away; one that is not there is away."""
+    def begin_stop(self, unit: str) -> None:
+        """Queue a stop and do not wait for it; one that is not there is stopped."""
         with contextlib.suppress(NotLoaded):
-            self._ask(Call("StopUnit", "ss", (timer_of(component), "replace")))
+            self._ask(Call("StopUnit", "ss", (unit, "replace")))
+
+    def cancel_timer(self, component: Component) -> None:
+        """Take the timer of a restart away."""
+        self.begin_stop(timer_of(component))
 
     def stop(self, units: Iterable[str]) -> None:
         """Stop what is there; a unit that is not loaded is stopped already."""
