@@ -21,6 +21,18 @@ def deb(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def rpm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The RPM, built now; a fault that rpmlint finds fails here."""
+    return packages.build("build-rpm", tmp_path_factory.mktemp("rpm"))
+
+
+@pytest.fixture(scope="session")
+def arango(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The package of ArangoDB's driver."""
+    return packages.build("build-arango", tmp_path_factory.mktemp("arango"))
+
+
+@pytest.fixture(scope="session")
 def added(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tests' workers, ready to be copied onto a root."""
     root = tmp_path_factory.mktemp("added") / "root"
@@ -35,10 +47,20 @@ def suite() -> str:
 
 
 @pytest.fixture(scope="module")
-def machine(suite: str, deb: Path, added: Path) -> Iterator[Machine]:
+def tree(suite: str, deb: Path, arango: Path) -> Path:
+    """The clean system that is booted."""
+    needed, offered = (packages.field(each, "Depends") for each in (deb, arango))
+    try:
+        return trees.find_tree(suite, needed, offered)
+    except MachineUnavailable as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def machine(tree: Path, deb: Path, added: Path) -> Iterator[Machine]:
     """Booted, the package installed, nothing configured."""
     try:
-        machine = Machine(trees.find_tree(suite, packages.field(deb, "Depends")), added)
+        machine = Machine(tree, added)
     except MachineUnavailable as error:
         pytest.skip(str(error))
     try:

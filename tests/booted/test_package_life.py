@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from nomarr_systemd.core.ids import parse_component
-from tests.booted import packages, trees
+from tests.booted import packages
 from tests.booted.installed import WORKERS
 from tests.booted.machine import STATE, Machine, MachineError, MachineUnavailable, unit_of
+from tests.booted.trees import SUITES
 from tests.process.supervision import Live
 
 CONFIG = f"""\
@@ -45,11 +46,16 @@ def newer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return packages.build("build-deb", tmp_path_factory.mktemp("newer"), "--version", NEWER)
 
 
-@pytest.fixture(params=trees.SUITES)
-def machine(request: pytest.FixtureRequest, deb: Path, added: Path) -> Iterator[Machine]:
+@pytest.fixture(scope="module", params=SUITES)
+def suite(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def machine(tree: Path, added: Path) -> Iterator[Machine]:
     """Booted, without our package."""
     try:
-        machine = Machine(trees.find_tree(request.param, packages.field(deb, "Depends")), added)
+        machine = Machine(tree, added)
     except MachineUnavailable as error:
         pytest.skip(str(error))
     try:

@@ -24,15 +24,19 @@ _DEPEND: Final = """\
 chroot "$1" apt-get satisfy --no-install-recommends --yes --simulate {depends} |
     sed -n 's/^Inst \\([^ ]*\\).*/\\1/p' >"$1/{pulled}" &&
 chroot "$1" apt-get satisfy --no-install-recommends --yes {depends} &&
+chroot "$1" apt-get clean &&
+chroot "$1" apt-get satisfy --no-install-recommends --yes --download-only {offered} &&
 chroot "$1" systemd-machine-id-setup
 """
 
 
-def find_tree(suite: str, depends: str) -> Path:
-    """The root of a clean ``suite`` in which a package that ``depends`` on this can be installed
-    without a network.
+def find_tree(suite: str, needed: str, offered: str) -> Path:
+    """The root of a clean ``suite`` that satisfies the dependencies ``needed``. Those ``offered``
+    are in apt's cache: they can be installed without a network.
     """
-    hook = _DEPEND.format(depends=shlex.quote(depends), pulled=PULLED)
+    hook = _DEPEND.format(
+        depends=shlex.quote(needed), offered=shlex.quote(offered), pulled=PULLED
+    )
     key = hashlib.sha256(f"{MIRROR} {suite} {hook}".encode()).hexdigest()[:12]
     tree = CACHE / f"{suite}-{key}"
     CACHE.mkdir(mode=0o700, exist_ok=True)
@@ -51,6 +55,7 @@ def _make(suite: str, hook: str, tree: Path) -> None:
     done = subprocess.run(
         [
             *("mmdebstrap", "--variant=minbase", "--include=systemd,systemd-sysv,dbus"),
+            *("--skip=cleanup/apt/lists", "--skip=cleanup/apt/cache"),
             *(f"--customize-hook={hook}", suite, str(partial), MIRROR),
         ],
         stdin=subprocess.DEVNULL,
