@@ -1,6 +1,6 @@
 # Sourced by the build scripts: the version, and the tree that all build from.
-# Usage of each: [--version VERSION] [--into DIRECTORY]; another version than the sources' is for
-# trying upgrades.
+# Usage of each: [--into DIRECTORY] [--version VERSION] [--quick]; another version than the sources'
+# is for trying upgrades, --quick leaves out what looks for faults in the package.
 
 cd "$(dirname "$0")/.."
 
@@ -20,13 +20,15 @@ source_version=$(sed -n 's/^__version__ = "\(.*\)"$/\1/p' nomarr_systemd/__init_
 [ -n "$source_version" ] || die "nomarr_systemd/__init__.py has no line __version__ = \"...\""
 version=$source_version
 into=
+quick=
 while [ $# -gt 0 ]; do
     case $1 in
-        --version) version=$2 ;;
-        --into) into=$2 ;;
-        *) die "usage: $0 [--version VERSION] [--into DIRECTORY]" ;;
+        --into) into=$2 && shift ;;
+        --version) version=$2 && shift ;;
+        --quick) quick=yes ;;
+        *) die "usage: $0 [--into DIRECTORY] [--version VERSION] [--quick]" ;;
     esac
-    shift 2
+    shift
 done
 mkdir -p "${into:=dist}"
 into=$(realpath "$into")

@@ -43,7 +43,8 @@ NEWER = "0.1.0+newer"
 @pytest.fixture(scope="session")
 def newer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same sources as a later version."""
-    return packages.build("build-deb", tmp_path_factory.mktemp("newer"), "--version", NEWER)
+    into = tmp_path_factory.mktemp("newer")
+    return packages.build("build-deb", into, "--quick", "--version", NEWER)
 
 
 @pytest.fixture(scope="module", params=SUITES)

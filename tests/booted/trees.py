@@ -34,9 +34,7 @@ def find_tree(suite: str, needed: str, offered: str) -> Path:
     """The root of a clean ``suite`` that satisfies the dependencies ``needed``. Those ``offered``
     are in apt's cache: they can be installed without a network.
     """
-    hook = _DEPEND.format(
-        depends=shlex.quote(needed), offered=shlex.quote(offered), pulled=PULLED
-    )
+    hook = _DEPEND.format(depends=shlex.quote(needed), offered=shlex.quote(offered), pulled=PULLED)
     key = hashlib.sha256(f"{MIRROR} {suite} {hook}".encode()).hexdigest()[:12]
     tree = CACHE / f"{suite}-{key}"
     CACHE.mkdir(mode=0o700, exist_ok=True)
