@@ -10,11 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from nomarr_systemd.core.configfile import parse
 from tests.booted import packages, trees
 from tests.booted.machine import Machine
 
-EXAMPLE = packages.CHECKOUT / "packaging/nomarr.toml"
 USE_ARANGO = """\
 import os, subprocess, sys
 
@@ -31,7 +29,7 @@ os.umask(0o077)
 with open("/root/password", "w") as file:
     file.write("secret")
 store = open_store(
-    f"arangodb://root@localhost:{port}/_system", "policy", password_file="/root/password"
+    f"arangodb://root@127.0.0.1:{port}/_system", "policy", password_file="/root/password"
 )
 store.insert("meta", {"_key": "worker_enabled", "value": True})
 print(store.get("meta", "worker_enabled")["value"])
@@ -54,22 +52,6 @@ def test_the_same_sources_give_the_same_package(
     elsewhere = tmp_path / "elsewhere"
     again = packages.build(f"build-{kind}", elsewhere, "--quick", TZ="Asia/Tokyo", LC_ALL="C")
     assert checksum(first) == checksum(again)
-
-
-def test_the_example_in_the_configuration_is_good() -> None:
-    lines = EXAMPLE.read_text().splitlines()
-    assert parse("\n".join(lines)).components() == ()
-    code = [line.removeprefix("#") for line in lines if line[:1] == "#" and line[1:2].strip()]
-    config = parse("\n".join(code))
-    assert {pool.name: pool.workers for pool in config.pools} == {
-        "tag": 2,
-        "library": 10,
-        "calibration": 5,
-    }
-    # Nothing but the pools differs from the defaults that are shown.
-    default = parse("")
-    shown = (config.store, config.policy, config.health, config.web)
-    assert shown == (default.store, default.policy, default.health, default.web)
 
 
 def test_the_packages_own_test(machine: Machine) -> None:
