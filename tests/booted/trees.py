@@ -38,6 +38,8 @@ def find_tree(suite: str, needed: str, offered: str) -> Path:
     key = hashlib.sha256(f"{MIRROR} {suite} {hook}".encode()).hexdigest()[:12]
     tree = CACHE / f"{suite}-{key}"
     CACHE.mkdir(mode=0o700, exist_ok=True)
+    if CACHE.stat().st_uid != os.geteuid():  # everybody may make it, and root boots what is in it
+        raise MachineUnavailable(f"{CACHE} is somebody else's: remove it")
     with open(CACHE / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # somebody else may be making the same one
         if not tree.exists():
