@@ -7,11 +7,11 @@ BIN    := $(VENV)/bin
 
 help:
 	@echo "make demo    see it work: workers crash, hang and fail under a private systemd"
-	@echo "make test    lint and run every tier of tests"
+	@echo "make test    lint, build both packages and run every tier of tests"
 	@echo "make lint    ruff and mypy --strict"
 	@echo "make bench   figures, side by side with the native floor"
 	@echo "make fuzz    a million hostile inputs to the frame decoder"
-	@echo "make deb     the Debian package, in dist/"
+	@echo "make deb     the Debian packages, in dist/"
 	@echo "make rpm     the RPM package, in dist/"
 	@echo "make clean   remove what the above made"
 
@@ -35,6 +35,8 @@ lint: setup
 
 test: lint
 	packaging/prepare test
+	packaging/prepare deb
+	packaging/prepare rpm
 	$(BIN)/pytest
 
 bench: setup
@@ -47,6 +49,7 @@ fuzz: setup
 deb:
 	packaging/prepare deb
 	packaging/build-deb
+	packaging/build-arango
 
 rpm:
 	packaging/prepare rpm

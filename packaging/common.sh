@@ -1,4 +1,6 @@
-# Sourced by build-deb and build-rpm: the version, and the tree that both build from.
+# Sourced by the build scripts: the version, and the tree that all build from.
+# Usage of each: [--into DIRECTORY] [--version VERSION] [--quick]; another version than the sources'
+# is for trying upgrades, --quick leaves out what looks for faults in the package.
 
 cd "$(dirname "$0")/.."
 
@@ -7,23 +9,43 @@ PATH=/usr/sbin:/usr/bin:/sbin:/bin
 PYTHONNOUSERSITE=1
 export PATH PYTHONNOUSERSITE
 unset PYTHONPATH PYTHONHOME
+umask 022
 
 die() {
     echo "$(basename "$0"): $*" >&2
     exit 1
 }
 
-case $PWD in
-    *[[:space:]]*) die "pybuild and rpmbuild fail on spaces in a path; move this: $PWD" ;;
+source_version=$(sed -n 's/^__version__ = "\(.*\)"$/\1/p' nomarr_systemd/__init__.py)
+[ -n "$source_version" ] || die "nomarr_systemd/__init__.py has no line __version__ = \"...\""
+version=$source_version
+into=
+quick=
+while [ $# -gt 0 ]; do
+    case $1 in
+        --into) into=$2 && shift ;;
+        --version) version=$2 && shift ;;
+        --quick) quick=yes ;;
+        *) die "usage: $0 [--into DIRECTORY] [--version VERSION] [--quick]" ;;
+    esac
+    shift
+done
+mkdir -p "${into:=dist}"
+into=$(realpath "$into")
+# What is built elsewhere works elsewhere, too, so that two builds never meet.
+case $into in
+    "$PWD/dist") work=$PWD/build ;;
+    *) work=$into/build ;;
 esac
 
-version=$(sed -n 's/^__version__ = "\(.*\)"$/\1/p' nomarr_systemd/__init__.py)
-[ -n "$version" ] || die "nomarr_systemd/__init__.py has no line __version__ = \"...\""
+case $work in
+    *[[:space:]]*) die "pybuild and rpmbuild fail on spaces in a path; move this: $work" ;;
+esac
 
 # The version is written in __init__.py; the other places must follow it, not be corrected here.
 same_version() { # FILE VERSION_IN_IT
-    [ "$2" = "$version" ] ||
-        die "$1 says ${2:-nothing}, nomarr_systemd/__init__.py says $version; make $1 agree"
+    [ "$2" = "$source_version" ] ||
+        die "$1 says ${2:-nothing}, nomarr_systemd/__init__.py says $source_version; make $1 agree"
 }
 
 # Tracked files as they are now: a change can be tried before it is committed, and no cache or
@@ -32,4 +54,6 @@ export_tree() { # DIRECTORY
     mkdir -p "$1"
     git ls-files -z | xargs -0 cp -P --parents -t "$1"
     chmod -R u=rwX,go=rX "$1" # git leaves the umask of whoever cloned
+    [ "$version" = "$source_version" ] ||
+        sed -i "s/^__version__ = .*/__version__ = \"$version\"/" "$1/nomarr_systemd/__init__.py"
 }

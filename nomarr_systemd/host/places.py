@@ -36,9 +36,9 @@ sys.exit(main())
 
 def make_directories(paths: Paths) -> None:
     """What the programs expect to be there; what is there stays as it is."""
-    for directory in (f"{paths.runtime}/nomarr", paths.state, paths.hold):
+    for directory in (f"{paths.runtime}/nomarr", paths.stop, paths.state, paths.hold):
         os.makedirs(directory, 0o755, exist_ok=True)
-    for directory in (paths.pending, paths.stop, paths.spool):
+    for directory in (paths.pending, paths.spool):
         os.makedirs(directory, 0o700, exist_ok=True)
     for name in ("public", "work"):
         os.makedirs(f"{paths.state}/{name}", 0o750, exist_ok=True)

@@ -10,31 +10,62 @@ from pathlib import Path
 
 import pytest
 
-from tests.booted import installed
+from tests.booted import installed, packages, trees
 from tests.booted.machine import Machine, MachineUnavailable
 
 
 @pytest.fixture(scope="session")
-def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Our system, ready to be copied onto a root."""
-    root = tmp_path_factory.mktemp("installed") / "root"
-    try:
-        installed.lay_out(root)
-    except MachineUnavailable as error:
-        pytest.skip(str(error))
+def deb(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Debian package, built now; a fault that lintian finds fails here."""
+    return packages.build("build-deb", tmp_path_factory.mktemp("deb"))
+
+
+@pytest.fixture(scope="session")
+def rpm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The RPM, built now; a fault that rpmlint finds fails here."""
+    return packages.build("build-rpm", tmp_path_factory.mktemp("rpm"))
+
+
+@pytest.fixture(scope="session")
+def arango(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The package of ArangoDB's driver."""
+    return packages.build("build-arango", tmp_path_factory.mktemp("arango"))
+
+
+@pytest.fixture(scope="session")
+def added(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tests' workers, ready to be copied onto a root."""
+    root = tmp_path_factory.mktemp("added") / "root"
+    installed.lay_out(root)
     return root
 
 
 @pytest.fixture(scope="module")
-def machine(tree: Path) -> Iterator[Machine]:
-    """Booted, our system installed, nothing configured."""
+def suite() -> str:
+    """Which Debian is booted; modules that want another say so."""
+    return "bookworm"
+
+
+@pytest.fixture(scope="module")
+def tree(suite: str, deb: Path, arango: Path) -> Path:
+    """The clean system that is booted."""
+    needed, offered = (packages.field(each, "Depends") for each in (deb, arango))
     try:
-        machine = Machine(tree)
+        return trees.find_tree(suite, needed, offered)
+    except MachineUnavailable as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def machine(tree: Path, deb: Path, added: Path) -> Iterator[Machine]:
+    """Booted, the package installed, nothing configured."""
+    try:
+        machine = Machine(tree, added)
     except MachineUnavailable as error:
         pytest.skip(str(error))
     try:
         machine.boot()
-        installed.set_up(machine)
+        packages.install(machine, deb)
         yield machine
     finally:
         machine.end()

@@ -1,5 +1,5 @@
-"""A booted Debian of its own: this machine's root, copied on write, under systemd-nspawn, with our
-system installed as the package does. It can be rebooted and have its power cut.
+"""A booted Debian of its own under systemd-nspawn: a tree, or this machine's root, copied on write.
+It can be rebooted and have its power cut.
 
 The only place of the booted tier that sleeps: ``wait_for`` looks again and again, for a bounded
 time. A power cut ends every process at once; what they had written is kept, synced or not.
@@ -38,12 +38,12 @@ _ENVIRONMENT: Final = {
     "HOME": "/root",
 }
 # Mounts that nobody else sees, and that are gone with the process that keeps them. What this
-# machine itself would start at boot is left out.
+# machine itself would start at boot is left out, if it is a copy of this one.
 _KEEP: Final = """
 cd "$1" && mount -t tmpfs tmpfs disk && mkdir disk/upper disk/work disk/root || exit
-mount -t overlay overlay -o lowerdir=/,upperdir=disk/upper,workdir=disk/work disk/root || exit
+mount -t overlay overlay -o "lowerdir=$3,upperdir=disk/upper,workdir=disk/work" disk/root || exit
 cp -a "$2/." disk/root || exit
-rm -rf disk/root/etc/systemd/system/*.wants disk/root/etc/rc?.d/S*
+[ "$3" != / ] || rm -rf disk/root/etc/systemd/system/*.wants disk/root/etc/rc?.d/S*
 mkdir -p disk/root/var/log/journal
 echo kept
 exec sleep infinity
@@ -67,9 +67,9 @@ class MachineUnavailable(MachineError):
 
 
 class Machine:
-    """``installed`` is a tree that is copied onto its root."""
+    """``base`` is the root that it has a copy of; ``added`` is copied onto that."""
 
-    def __init__(self, installed: Path) -> None:
+    def __init__(self, base: Path, added: Path) -> None:
         _check_capabilities()
         _sweep()
         # The owner's pid is in it, so that a later machine can sweep up after a killed one.
@@ -82,7 +82,7 @@ class Machine:
         self._keeper = subprocess.Popen(
             [
                 *("setpriv", "--pdeathsig=KILL", "--", "unshare", "--mount", "--"),
-                *("sh", "-c", _KEEP, "sh", self.directory, str(installed)),
+                *("sh", "-c", _KEEP, "sh", self.directory, str(added), str(base)),
             ],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -93,7 +93,7 @@ class Machine:
             assert self._keeper.stderr is not None
             said = self._keeper.stderr.read().decode(errors="replace").strip()
             self.end()
-            raise MachineUnavailable(f"an overlay of / on a tmpfs is missing: {said}")
+            raise MachineUnavailable(f"an overlay of {base} on a tmpfs is missing: {said}")
 
     @property
     def processes(self) -> set[int]:

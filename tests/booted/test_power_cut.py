@@ -1,4 +1,4 @@
-"""A power cut at any step of a failure: after the boot, ledger and machine agree."""
+"""A power cut at any step of a failure, twenty in all: after the boot, ledger and machine agree."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import os
 import pytest
 
 from tests.booted.installed import WORKERS
-from tests.booted.machine import Machine, unit_of
+from tests.booted.machine import STATE, Machine, unit_of
+from tests.booted.trees import SUITES
 
 # What can be seen from outside when the power goes.
 MOMENTS = ("killed", "failed", "pending", "booked", "carried-out")
@@ -31,9 +32,14 @@ max_restarts = 0
 """
 
 
+@pytest.fixture(scope="module", params=SUITES)
+def suite(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture(autouse=True)
 def configured(machine: Machine) -> None:
-    if not machine.path("/etc/nomarr/nomarr.toml").exists():
+    if not machine.path(f"{STATE}/config.json").exists():
         machine.apply(CONFIG)
 
 

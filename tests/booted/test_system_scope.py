@@ -47,7 +47,7 @@ def running(machine: Machine) -> None:
 
 def user_of(machine: Machine, name: str) -> str:
     pid = machine.get(name, "MainPID")
-    return machine.run("ps", "-o", "user=", "-p", pid).stdout.strip()
+    return machine.run("stat", "--format=%U", f"/proc/{pid}").stdout.strip()
 
 
 def test_workers_and_supervisor_run_as_their_user(machine: Machine) -> None:

@@ -122,9 +122,13 @@ def test_a_program_that_systemd_cannot_run_is_named() -> None:
         render_dropin(config, WORKER)
 
 
-def test_the_target_wants_every_worker() -> None:
+def test_the_target_wants_every_worker_and_what_serves_them() -> None:
     wanted = sections(render_target(parse(POOL)))["Unit"]
-    assert wanted == ["Wants=nomarr-worker@tag-0.service", "Wants=nomarr-worker@tag-1.service"]
+    assert wanted == [
+        "Wants=nomarr-supervisor.service nomarr-controller.socket nomarr-reconcile.timer",
+        "Wants=nomarr-worker@tag-0.service",
+        "Wants=nomarr-worker@tag-1.service",
+    ]
 
 
 def test_in_user_scope_both_places_and_the_scope_are_written_out() -> None:

@@ -1,0 +1,92 @@
+"""The RPM's scriptlets, tried for real by rpm itself on a copy of this machine: install, upgrade,
+erase. Dependencies are Debian's here, which rpm cannot see.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.booted import packages
+from tests.booted.installed import WORKERS
+from tests.booted.machine import STATE, Machine, MachineUnavailable, unit_of
+
+CONFIG = f"""\
+[policy]
+backoff_base_s = 0.2
+max_restarts = 0
+
+[pool.steady]
+workers = 2
+command = ["{WORKERS}/steady", "0"]
+"""
+NAMES = ("steady-0", "steady-1")
+NEWER = "0.1.1"
+
+
+@pytest.fixture(scope="module")
+def machine(added: Path) -> Iterator[Machine]:
+    if shutil.which("rpm") is None:
+        pytest.skip("rpm is missing: run packaging/prepare test")
+    try:
+        machine = Machine(Path("/"), added)
+    except MachineUnavailable as error:
+        pytest.skip(str(error))
+    try:
+        machine.boot()
+        yield machine
+    finally:
+        machine.end()
+
+
+def run_rpm(machine: Machine, *arguments: str) -> str:
+    done = machine.run("rpm", "--force-debian", "--nodeps", *arguments)
+    return done.stdout + done.stderr
+
+
+def test_install_upgrade_erase(
+    machine: Machine, rpm: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    into = tmp_path_factory.mktemp("newer")
+    newer = packages.build("build-rpm", into, "--quick", "--version", NEWER)
+    for package in (rpm, newer):
+        shutil.copy(package, machine.path("/root"))
+
+    said = run_rpm(machine, "--install", f"/root/{rpm.name}")
+    assert "fail" not in said.lower()
+    assert machine.run("getent", "passwd", "nomarr").stdout  # %pre
+    state = machine.run("stat", "--format=%A %U:%G", f"{STATE}/work").stdout  # %post
+    assert state == "drwxr-x--- nomarr:nomarr\n"
+    assert machine.systemctl("is-enabled", "nomarr-workers.target").strip() == "enabled"
+    assert "failed for good" in machine.run("journalctl", "--list-catalog").stdout
+    assert machine.get("nomarr-supervisor.service", "LoadState") == "loaded"  # daemon-reload
+    assert machine.get("nomarr-supervisor.service", "ActiveState") == "inactive"
+    compiled = machine.run("find", packages.LIBEXEC, "-name", "*.pyc").stdout
+    assert "/worker/__pycache__/main." in compiled  # %posttrans
+
+    machine.apply(CONFIG)
+    machine.wait_until_running(*NAMES)
+    workers = [machine.get(name, "MainPID") for name in NAMES]
+    supervisor = machine.get("nomarr-supervisor.service", "MainPID")
+
+    run_rpm(machine, "--upgrade", f"/root/{newer.name}")
+    assert machine.run("nomarrctl", "--version").stdout == f"nomarrctl {NEWER}\n"
+    assert [machine.get(name, "MainPID") for name in NAMES] == workers
+    assert machine.get("nomarr-supervisor.service", "MainPID") not in (supervisor, "0")  # %postun
+    assert machine.run("find", packages.LIBEXEC, "-name", "*.pyc").stdout
+    assert "steady" in machine.path("/etc/nomarr/nomarr.toml").read_text()
+    machine.wait_for(lambda: machine.status("steady-0")["health"] == "healthy", "it is healthy")
+
+    machine.kill("steady-1")
+    machine.wait_for(lambda: machine.get("steady-1", "LoadState") == "masked", "it is masked")
+    machine.wait_until_settled("steady-1")
+    run_rpm(machine, "--erase", packages.NAME)
+    for unit in (unit_of("steady-0"), "nomarr-supervisor.service", "nomarr-controller.socket"):
+        shown = machine.show(unit, "ActiveState", "LoadState")
+        assert shown == {"ActiveState": "inactive", "LoadState": "not-found"}  # %preun, %postun
+    assert not machine.path(packages.LIBEXEC).exists()
+    assert machine.account("steady-1").failure_reason  # what it knew stays
+    assert machine.path("/etc/nomarr/nomarr.toml.rpmsave").exists()
