@@ -6,9 +6,7 @@ again if it dies; it leaves by itself after a while without work.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import json
 import os
 import select
 import sys
@@ -18,34 +16,14 @@ from typing import Final
 from nomarr_systemd.controller.failures import Controller, complain
 from nomarr_systemd.controller.pending import read_pending
 from nomarr_systemd.controller.reconcile import reconcile, see_to_the_rest
-from nomarr_systemd.core.config import Config
 from nomarr_systemd.core.errors import ConfigError, NomarrError
 from nomarr_systemd.host.manager import Manager
 from nomarr_systemd.host.notify import listen_fds, notify
-from nomarr_systemd.host.paths import SYSTEM_STATE, Paths
+from nomarr_systemd.host.resident import PLACES, parse_options, read_config
 
+USAGE: Final = f"usage: nomarr-controller {PLACES} [--reconcile]"
 IDLE_S: Final = 30.0
 LOOK_AGAIN_S: Final = 0.5  # at a canary, or at jobs that are being settled
-
-
-def read_config(paths: Paths) -> Config:
-    """The configuration that ``nomarrctl apply`` resolved."""
-    try:
-        with open(paths.resolved, encoding="utf-8") as file:
-            return Config.from_dict(json.load(file))
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"cannot read {paths.resolved}: {error}", hint="run nomarrctl apply"
-        ) from error
-
-
-def parse_options(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="nomarr-controller", description=__doc__)
-    parser.add_argument("--runtime", default="/run", help="systemd's %%t")
-    parser.add_argument("--state", default=SYSTEM_STATE)
-    parser.add_argument("--user", action="store_true", help="a user's own manager")
-    parser.add_argument("--reconcile", action="store_true", help="one pass, then leave")
-    return parser.parse_args(argv)
 
 
 def serve(controller: Controller, fifo: int, *, idle_s: float = IDLE_S) -> None:
@@ -68,21 +46,24 @@ def serve(controller: Controller, fifo: int, *, idle_s: float = IDLE_S) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    options = parse_options(argv)
-    paths = Paths(options.runtime, options.state, options.user)
+    options = parse_options(sys.argv[1:] if argv is None else argv, ["--reconcile"])
+    if options is None:
+        complain(USAGE)
+        return 2
+    paths, flags = options
     try:
-        controller = Controller(paths, read_config(paths), Manager(user=options.user))
+        controller = Controller(paths, read_config(paths), Manager(user=paths.user))
         with contextlib.closing(controller):
-            _choose(options)(controller)
+            _choose(flags)(controller)
     except NomarrError as error:
         complain(f"{error}" + (f" ({error.hint})" if error.hint else ""))
         return error.exit_status
     return 0
 
 
-def _choose(options: argparse.Namespace) -> Callable[[Controller], None]:
+def _choose(flags: set[str]) -> Callable[[Controller], None]:
     """What the options ask for."""
-    if options.reconcile:
+    if "--reconcile" in flags:
         return reconcile
     fds = listen_fds()
     if len(fds) != 1:

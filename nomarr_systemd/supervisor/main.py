@@ -5,7 +5,6 @@ It leaves only when asked to, or to be started again: everything it knows surviv
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -15,40 +14,14 @@ from typing import Final
 
 from nomarr_systemd.core.config import Config
 from nomarr_systemd.core.errors import ConfigError, NomarrError
-from nomarr_systemd.host.paths import SYSTEM_STATE, Paths
+from nomarr_systemd.host.paths import Paths
+from nomarr_systemd.host.resident import PLACES, parse_options, read_config
 from nomarr_systemd.supervisor.log import ERROR, NOTICE, WARNING, log
 from nomarr_systemd.supervisor.loop import Loop
 from nomarr_systemd.supervisor.pipes import take_stored, tell
 from nomarr_systemd.supervisor.service import Supervisor
 
-USAGE: Final = "usage: nomarr-supervisor [--runtime=DIRECTORY] [--state=DIRECTORY] [--user]"
-
-
-def parse_options(argv: Sequence[str]) -> Paths | None:
-    """The places that the options name; None if they cannot be understood."""
-    runtime, state, user = "/run", SYSTEM_STATE, False
-    for argument in argv:
-        name, _, value = argument.partition("=")
-        if argument == "--user":
-            user = True
-        elif name == "--runtime" and value:
-            runtime = value
-        elif name == "--state" and value:
-            state = value
-        else:
-            return None
-    return Paths(runtime, state, user)
-
-
-def read_config(paths: Paths) -> Config:
-    """The configuration that ``nomarrctl apply`` resolved."""
-    try:
-        with open(paths.resolved, encoding="utf-8") as file:
-            return Config.from_dict(json.load(file))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(
-            f"cannot read {paths.resolved}: {error}", hint="run nomarrctl apply"
-        ) from error
+USAGE: Final = f"usage: nomarr-supervisor {PLACES}"
 
 
 class Program:
@@ -117,12 +90,12 @@ def _watchdog_s() -> float:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    paths = parse_options(sys.argv[1:] if argv is None else argv)
-    if paths is None:
+    options = parse_options(sys.argv[1:] if argv is None else argv)
+    if options is None:
         log(ERROR, USAGE)
         return 2
     try:
-        program = Program(paths)
+        program = Program(options[0])
         try:
             program.run()
         finally:

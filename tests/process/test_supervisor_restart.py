@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from nomarr_systemd.core.model import HealthRules
+from nomarr_systemd.host.resident import read_config
 from nomarr_systemd.supervisor.loop import Loop
-from nomarr_systemd.supervisor.main import read_config
 from nomarr_systemd.supervisor.memory import Memory
 from nomarr_systemd.supervisor.service import Supervisor
 from tests.process.supervision import PATIENCE_S, Lab, Live, make_lab, status_of
