@@ -71,7 +71,6 @@ class Controller:
                 password_file=settings.password_file,
                 ca_file=settings.ca_file,
             )
-            self._store.publish_all()
         return self._store
 
     @property

@@ -17,6 +17,7 @@ from nomarr_systemd.core.errors import BadName
 from nomarr_systemd.core.ids import Component, parse_component
 from nomarr_systemd.core.model import Moment, age_ms
 from nomarr_systemd.core.outage import LEAST, SPAN_MS, Incident, Loss, find_outage
+from nomarr_systemd.core.record import Record
 from nomarr_systemd.host import clock, control, journal
 from nomarr_systemd.host.holds import Holds
 from nomarr_systemd.host.manager import Manager
@@ -136,10 +137,12 @@ class Incidents:
         pool = workers[0].pool
         if pool in self._losses:
             return [loss for loss in self._losses[pool] if age_ms(loss.moment, now) < SPAN_MS]
+        names = {worker.component_id for worker in workers}
         return [
-            Loss(worker.component_id, record.invocation, record.kind, record.code, record.moment)
-            for worker in workers
-            for record in self._ledger.account(worker.component_id).records[-3:]
+            Loss(account.component_id, record.invocation, record.kind, record.code, record.moment)
+            for account in self._ledger.accounts()
+            if account.component_id in names
+            for record in map(Record.read, account.rows[-3:])
             if record.action in ("restart", "fail") and age_ms(record.moment, now) < SPAN_MS
         ]
 

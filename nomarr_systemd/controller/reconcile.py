@@ -59,6 +59,7 @@ def _came_back(controller: Controller, since_ms: int) -> bool:
 
 def look_over(controller: Controller) -> None:
     """One pass."""
+    controller.store.publish_all()
     controller.spool.replay(
         controller.ledger, lambda name: controller.config.find_rules(parse_component(name))
     )

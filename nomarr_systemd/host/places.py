@@ -47,7 +47,8 @@ def make_directories(paths: Paths) -> None:
 def make_programs(directory: str, *, python: str = sys.executable, search: Sequence[str]) -> None:
     """The programs as scripts for this Python, which look for modules in ``search`` first."""
     os.makedirs(directory, 0o755, exist_ok=True)
-    packages = [path for path in sys.path if path.endswith("-packages")]
+    ours = python == sys.executable
+    packages = [path for path in sys.path if ours and path.endswith("-packages")]
     for name, module in PROGRAMS.items():
         path = os.path.join(directory, name)
         with open(path, "w", encoding="utf-8") as file:
