@@ -17,7 +17,7 @@ import click
 
 import nomarr_systemd
 from nomarr_systemd.core.errors import NomarrError
-from nomarr_systemd.host.lab import Lab
+from nomarr_systemd.host.lab import Lab, go_where_a_lab_can_be
 
 WORKERS = '''\
 """The demo's workers: each tags the songs in a folder of its own."""
@@ -100,6 +100,7 @@ class DemoFailed(NomarrError):
 @click.command()
 def demo() -> None:
     """See it work: workers crash, hang and fail for good under a real systemd of their own."""
+    go_where_a_lab_can_be([sys.executable, *sys.orig_argv[1:]])
     started = time.monotonic()
     _say("A private systemd is started, and three workers in it.")
     with Lab() as lab:

@@ -251,6 +251,28 @@ class Lab:
         return ["setpriv", f"--reuid={self.uid}", f"--regid={self.uid}", "--clear-groups", "--"]
 
 
+def go_where_a_lab_can_be(arguments: Sequence[str]) -> None:
+    """Root is there. A plain user goes on, with these arguments, in a namespace where they are
+    root over their own, in a cgroup that their own manager hands over; then this does not return.
+    """
+    if os.geteuid() == 0:
+        return
+    runtime = os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
+    if not os.path.exists(f"{runtime}/systemd/private"):
+        raise LabUnavailable(
+            "neither root nor a systemd manager of yours is there",
+            hint="run it as root, or log in; loginctl enable-linger keeps your manager running",
+        )
+    namespace = ["unshare", "--user", "--map-root-user", "--mount", "--"]
+    if subprocess.run([*namespace, "true"], capture_output=True, check=False).returncode:
+        raise LabUnavailable(
+            "this system lets only root make user namespaces", hint="run it as root"
+        )
+    scope = ["systemd-run", "--user", "--scope", "--quiet", "--property=Delegate=yes", "--"]
+    os.environ["XDG_RUNTIME_DIR"] = runtime
+    os.execvp(scope[0], [*scope, *namespace, *arguments])  # noqa: S606 (no shell is wanted)
+
+
 def sweep() -> None:
     """End and remove what labs left whose owners were killed."""
     for parent in cgroup.find_hierarchies():
