@@ -37,7 +37,7 @@ test: lint
 	packaging/prepare test
 	packaging/prepare deb
 	packaging/prepare rpm
-	$(BIN)/pytest
+	$(BIN)/python -m tests
 
 bench: setup
 	packaging/prepare demo

@@ -81,6 +81,10 @@ class Lab:
     def begin(self) -> None:
         """Until the manager is ready. Nothing is left if that fails."""
         _check_capabilities()
+        if not is_mapped(self.uid):
+            raise LabUnavailable(
+                f"uid {self.uid} is not to be had in this user namespace", hint="run it as root"
+            )
         sweep()
         # Short, because the path of a socket has 107 characters at most.
         self.directory = tempfile.mkdtemp(prefix=_PREFIX)
@@ -271,6 +275,13 @@ def go_where_a_lab_can_be(arguments: Sequence[str]) -> None:
     scope = ["systemd-run", "--user", "--scope", "--quiet", "--property=Delegate=yes", "--"]
     os.environ["XDG_RUNTIME_DIR"] = runtime
     os.execvp(scope[0], [*scope, *namespace, *arguments])  # noqa: S606 (no shell is wanted)
+
+
+def is_mapped(uid: int) -> bool:
+    """Whether there is such a user here; in a user namespace there may be only root."""
+    with open("/proc/self/uid_map", encoding="ascii") as file:
+        ranges = [tuple(map(int, line.split())) for line in file]
+    return any(first <= uid < first + count for first, _, count in ranges)
 
 
 def sweep() -> None:
