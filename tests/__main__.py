@@ -1,5 +1,5 @@
-"""``make test``: pytest, where a private systemd can be made. For a plain user that is a namespace of
-their own; where there is none, the tests that need it say so.
+"""``make test``: pytest, where a private systemd can be made. For a plain user that is a namespace
+of their own; where there is none, the tests that need it say so.
 """
 
 from __future__ import annotations
