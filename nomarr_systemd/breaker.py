@@ -14,19 +14,21 @@ _KIND = "incident"
 
 
 class Breaker:
-    """The incidents of one installation."""
+    """The incidents of one host; ``host`` tells those apart that share a store."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, host: str = "") -> None:
         self._store = store
+        self._host = host
 
     def get(self, pool: str) -> Incident | None:
         """The pool's last incident, open or closed."""
-        doc = self._store.get(_META, _key(pool))
+        doc = self._store.get(_META, self._key(pool))
         return Incident.from_doc(doc) if doc else None
 
     def incidents(self) -> list[Incident]:
         """The last of every pool."""
-        return [Incident.from_doc(doc) for doc in self._store.find(_META, {"what": _KIND})]
+        where = {"what": _KIND, "host": self._host}
+        return [Incident.from_doc(doc) for doc in self._store.find(_META, where)]
 
     def open(self, incident: Incident) -> Incident:
         """Open it, unless somebody else has just opened one, which is returned then."""
@@ -65,16 +67,20 @@ class Breaker:
         self._change(pool, change)
         return closed
 
+    def _key(self, pool: str) -> str:
+        return f"incident_{pool}@{self._host}" if self._host else f"incident_{pool}"
+
     def _change(
         self, pool: str, change: Callable[[Incident | None], Incident | None]
     ) -> Incident | None:
         while True:
-            doc = self._store.get(_META, _key(pool))
+            doc = self._store.get(_META, self._key(pool))
             before = Incident.from_doc(doc) if doc else None
             after = change(before)
             if after is None or after == before:
                 return after
-            new: Doc = {**(doc or {"_key": _key(pool)}), "what": _KIND, **after.to_doc()}
+            new: Doc = {**(doc or {"_key": self._key(pool)}), **after.to_doc()}
+            new |= {"what": _KIND, "host": self._host}
             try:
                 if doc:
                     self._store.replace(_META, new)
@@ -83,10 +89,6 @@ class Breaker:
             except (KeyExists, StaleRevision):
                 continue
             return after
-
-
-def _key(pool: str) -> str:
-    return f"incident_{pool}"
 
 
 def _if_open(incident: Incident | None) -> Incident | None:

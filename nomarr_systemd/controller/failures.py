@@ -28,6 +28,7 @@ from nomarr_systemd.core.record import Record
 from nomarr_systemd.host import clock, control, journal
 from nomarr_systemd.host.files import remove
 from nomarr_systemd.host.holds import Holds
+from nomarr_systemd.host.identity import host_of
 from nomarr_systemd.host.manager import SHUTDOWN, SUPERVISOR, Manager, monotonic_ms
 from nomarr_systemd.host.paths import Paths
 from nomarr_systemd.ledger import Ledger
@@ -56,6 +57,7 @@ class Controller:
         self.config = config
         self.manager = manager
         self.spool = Spool(paths.spool)
+        self._host = host_of(config.store.url)
         self._store: Store | None = None
         self._incidents: Incidents | None = None
         self._outcomes: Outcomes | None = None
@@ -70,18 +72,20 @@ class Controller:
                 "policy",
                 password_file=settings.password_file,
                 ca_file=settings.ca_file,
+                public_directory=self.paths.public,
+                public_host=self._host,
             )
         return self._store
 
     @property
     def ledger(self) -> Ledger:
-        return Ledger(self.store)
+        return Ledger(self.store, host=self._host)
 
     @property
     def incidents(self) -> Incidents:
         if self._incidents is None:
             known = (self.paths, self.config, self.manager)
-            self._incidents = Incidents(*known, self.ledger, Breaker(self.store))
+            self._incidents = Incidents(*known, self.ledger, Breaker(self.store, self._host))
         return self._incidents
 
     @property

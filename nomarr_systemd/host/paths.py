@@ -50,6 +50,11 @@ class Paths(NamedTuple):
         return f"{self.state}/spool"
 
     @property
+    def public(self) -> str:
+        """The ledger's accounts, for those who may only read."""
+        return f"{self.state}/public"
+
+    @property
     def resolved(self) -> str:
         """The configuration as ``nomarrctl apply`` resolved it: all that resident programs read."""
         return f"{self.state}/config.json"

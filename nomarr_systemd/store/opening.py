@@ -34,17 +34,19 @@ def open_store(
     ca_file: str = "",
     public_directory: str = "",
     public_gid: int = -1,
+    public_host: str = "",
 ) -> Store:
     """The store of one domain. ``user`` is another one than the URL's, with rights of its own.
 
-    The policy domain publishes its ledger: next to a SQLite file, or in ``public_directory``.
+    The policy domain publishes its ledger: next to a SQLite file, or in ``public_directory``;
+    where several hosts share it, what is ``public_host``'s.
     """
     parsed = parse_store_url(url)
     if isinstance(parsed, SqliteUrl) and not public_directory:
         public_directory = os.path.join(parsed.directory, "public")
     publisher = None
     if domain == "policy" and public_directory:
-        publisher = Publisher(public_directory, gid=public_gid)
+        publisher = Publisher(public_directory, gid=public_gid, host=public_host)
     if isinstance(parsed, SqliteUrl):
         from nomarr_systemd.store.sqlite import SqliteStore
 

@@ -16,9 +16,9 @@ from nomarr_systemd.core.config import Config
 from nomarr_systemd.core.frames import PREFIX
 from nomarr_systemd.core.ids import parse_component
 from nomarr_systemd.core.jobs import Doc
+from nomarr_systemd.host.identity import host_of
 from nomarr_systemd.jobs import queue, stats
 from nomarr_systemd.jobs.claims import CLAIMS
-from nomarr_systemd.jobs.places import host_of
 from nomarr_systemd.jobs.settlement import Outcome, failure_of
 from nomarr_systemd.store.protocol import Store
 from nomarr_systemd.supervisor import live

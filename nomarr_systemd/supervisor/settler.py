@@ -18,7 +18,7 @@ from nomarr_systemd.core.errors import NomarrError
 from nomarr_systemd.core.ids import parse_component
 from nomarr_systemd.core.jobs import REBOOTED, STOPPED
 from nomarr_systemd.host.clock import read_boot_id
-from nomarr_systemd.jobs.places import host_of
+from nomarr_systemd.host.identity import host_of
 from nomarr_systemd.jobs.settlement import (
     Outcome,
     find_vanished,

@@ -17,8 +17,8 @@ from nomarr_systemd.core.errors import ConfigError, StoreRefused, StoreUnavailab
 from nomarr_systemd.core.ids import parse_component
 from nomarr_systemd.core.jobs import Owner, describe_error, path_of
 from nomarr_systemd.host.clock import read_boot_id
+from nomarr_systemd.host.identity import host_of
 from nomarr_systemd.jobs.claims import Claims, End, check_result
-from nomarr_systemd.jobs.places import host_of
 from nomarr_systemd.jobs.stats import read_gpu
 from nomarr_systemd.store.opening import open_work_store
 from nomarr_systemd.store.protocol import Store

@@ -1,4 +1,4 @@
-"""Which host's claims are which, where several hosts share a store."""
+"""Which host's documents are which, where several hosts share a store."""
 
 from __future__ import annotations
 
