@@ -21,7 +21,7 @@ from nomarr_systemd.host.holds import Holds
 from nomarr_systemd.host.manager import SUPERVISOR, Manager
 
 _MAX_ANSWER: Final = 8 << 20  # 4,096 workers, each with a long job
-_FACTS: Final = (
+FACTS: Final = (
     "ActiveState",
     "SubState",
     "LoadState",
@@ -130,7 +130,7 @@ def look(scope: Scope, config: Config, names: Sequence[str]) -> Overview:
 def gather(scope: Scope, config: Config, workers: Sequence[Component]) -> Overview:
     """Everything, as it is at this moment."""
     manager = Manager(user=scope.user)
-    shown = manager.show([*(worker.unit for worker in workers), SUPERVISOR], _FACTS)
+    shown = manager.show([*(worker.unit for worker in workers), SUPERVISOR], FACTS)
     answer = control.ask(scope.paths.live, {"op": "snapshot"}, max_answer=_MAX_ANSWER)
     live = {each["component"]: each for each in _list(answer, "workers") if "component" in each}
     holds = Holds(scope.paths.hold)

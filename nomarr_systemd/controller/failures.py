@@ -38,7 +38,7 @@ from nomarr_systemd.store.protocol import Store
 
 # The supervisor kills by these, and has a word for why.
 _OWN_SIGNALS: Final = frozenset((-6, -9))
-_RUN_FACTS: Final = (
+RUN_FACTS: Final = (
     "ActiveState",
     "InvocationID",
     "Job",
@@ -127,7 +127,7 @@ class Controller:
         if not pending:
             return []
         units = sorted({each.component.unit for each in pending})
-        facts = self.manager.show(units, _RUN_FACTS)
+        facts = self.manager.show(units, RUN_FACTS)
         shutdown = self.manager.show([SHUTDOWN], ["Job", "ActiveState"])[SHUTDOWN]
         ending = bool(shutdown["Job"]) or shutdown["ActiveState"] == "active"
         deaths = []

@@ -32,7 +32,7 @@ from nomarr_systemd.host.manager import SUPERVISOR, monotonic_ms
 
 START_JOB_GRACE_MS: Final = 10_000
 STOP_MARK_S: Final = 3600.0  # longer than any stop may take
-_EXIT_FACTS: Final = ("InvocationID", "Result", "ExecMainCode", "ExecMainStatus")
+EXIT_FACTS: Final = ("InvocationID", "Result", "ExecMainCode", "ExecMainStatus")
 # What SIGCHLD says: si_code as systemd shows it.
 _EXIT_CODES: Final = {"1": "exited", "2": "killed", "3": "dumped"}
 
@@ -118,7 +118,7 @@ def find_failed(controller: Controller) -> list[Pending]:
     """Failed units, each as its hook would have reported it."""
     units = controller.manager.list_failed(f"{UNIT_PREFIX}*{UNIT_SUFFIX}")
     found = []
-    for name, facts in controller.manager.show(units, _EXIT_FACTS).items():
+    for name, facts in controller.manager.show(units, EXIT_FACTS).items():
         component = parse_component(name)
         invocation = facts["InvocationID"]
         known = controller.ledger.account(component.component_id).find(invocation)

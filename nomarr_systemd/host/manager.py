@@ -20,13 +20,16 @@ SUPERVISOR: Final = "nomarr-supervisor.service"
 SHUTDOWN: Final = "shutdown.target"  # has a job while the system, or a user's manager, goes down
 _TIMEOUT_S: Final = 60.0
 _NOT_LOADED: Final = 5  # systemctl's exit status for a unit to stop that is not there
+_NO_LIMIT: Final = 2**64 - 1
 _INTERFACE: Final = "org.freedesktop.systemd1."
-# Properties that are not every unit's.
-_SERVICE: Final = (
-    *("ControlGroup", "ExecMain", "FileDescriptor", "MainPID", "NRestarts", "Memory", "Result"),
-    *("StatusText", "Watchdog"),
+# Properties that every unit has; others are those of its kind.
+_EVERY_UNITS: Final = frozenset(
+    (
+        *("ActiveEnterTimestampMonotonic", "ActiveState", "BindsTo", "ConditionResult"),
+        *("InvocationID", "Job", "LoadError", "LoadState", "Requires", "Requisite", "SubState"),
+        *("UnitFileState",),
+    )
 )
-_TIMER: Final = ("NextElapse", "LastTrigger")
 _GONE: Final = (
     *("org.freedesktop.DBus.Error.UnknownInterface", "org.freedesktop.DBus.Error.UnknownProperty"),
     "org.freedesktop.DBus.Error.UnknownObject",
@@ -68,7 +71,7 @@ class Manager:
         What a unit of its kind does not have is empty.
         """
         calls = [
-            Call("Get", "ss", (_interface_of(name), name), unit_path(unit), PROPERTIES)
+            Call("Get", "ss", (_interface_of(unit, name), name), unit_path(unit), PROPERTIES)
             for unit in units
             for name in properties
         ]
@@ -218,10 +221,9 @@ def monotonic_ms() -> int:
     return time.monotonic_ns() // 1_000_000
 
 
-def _interface_of(name: str) -> str:
-    if name.startswith(_SERVICE):
-        return f"{_INTERFACE}Service"
-    return f"{_INTERFACE}Timer" if name.startswith(_TIMER) else f"{_INTERFACE}Unit"
+def _interface_of(unit: str, name: str) -> str:
+    kind = "Unit" if name in _EVERY_UNITS else unit.rpartition(".")[2].capitalize()
+    return f"{_INTERFACE}{kind}"
 
 
 def _as_text(answer: Sequence[Any]) -> str:
@@ -231,9 +233,13 @@ def _as_text(answer: Sequence[Any]) -> str:
             return "yes" if value else "no"
         case bytes(value):
             return value.hex()
-        case (int(number), str()):  # a job
-            return str(number) if number else ""
         case list(values):
             return " ".join(map(str, values))
+        case (int(number), str()):  # a job
+            return str(number) if number else ""
+        case (str(name), str(text)):  # an error
+            return f'{name} "{text}"' if name else ""
+        case int(number) if number == _NO_LIMIT:
+            return "infinity"
         case value:
             return str(value)

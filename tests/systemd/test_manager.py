@@ -9,8 +9,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from nomarr_systemd.cli import overview, progress
+from nomarr_systemd.controller import failures, reconcile
 from nomarr_systemd.core.ids import parse_component
+from nomarr_systemd.forensics import scene
 from nomarr_systemd.host.manager import Manager, ManagerError, monotonic_ms
+from nomarr_systemd.supervisor import witness
 from tests.systemd.lab import Lab
 
 TAG = parse_component("tag-0")
@@ -20,10 +24,17 @@ workers = 1
 command = ["/bin/sh", "-c", "systemd-notify --ready; exec sleep 1000"]
 watchdog_s = 3600
 """
-PROPERTIES = (
-    *("ActiveState", "SubState", "LoadState", "InvocationID", "Result", "MainPID"),
-    *("ExecMainCode", "ExecMainStatus", "ExecMainStartTimestampMonotonic", "StatusText"),
-    *("ActiveEnterTimestampMonotonic", "ConditionResult"),
+# All that is asked for anywhere.
+PROPERTIES = sorted(
+    {
+        *overview.FACTS,
+        *progress.FACTS,
+        *scene.FACTS,
+        *witness.PROPERTIES,
+        *failures.RUN_FACTS,
+        *reconcile.EXIT_FACTS,
+        *("LoadState", "UnitFileState", "NFileDescriptorStore", "ConditionResult", "StatusText"),
+    }
 )
 
 
@@ -43,7 +54,8 @@ def test_it_shows_what_systemctl_shows(lab: Lab, manager: Manager) -> None:
     assert shown["nomarr-workers.target"]["Result"] == ""
     for unit in units:
         for name in PROPERTIES:
-            assert shown[unit][name] == lab.get(unit, name), (unit, name)
+            said = lab.systemctl("show", f"--property={name}", "--value", unit).rstrip("\n")
+            assert shown[unit][name] == said, (unit, name)
     assert manager.show_manager("Version")["Version"].startswith("2")
 
 

@@ -356,7 +356,7 @@ def test_paused_and_masked_by_hand(lab: Lab) -> None:
     site.good("pause")
     text = read(site, "tag-0")
     assert "is not running, and no death of it is on record" in text
-    assert "held: paused by uid 0" in text
+    assert "held: paused by root (uid 0)" in text
     assert "nomarrctl --user resume tag" in text
     lab.systemctl("mask", "nomarr-worker@tag-0.service")
     assert "somebody masked it by hand" in read(site, "tag-0")
