@@ -15,7 +15,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from nomarr_systemd.controller.failures import Controller, complain
+from nomarr_systemd.controller.complaints import complain
+from nomarr_systemd.controller.failures import Controller
 from nomarr_systemd.controller.pending import read_pending
 from nomarr_systemd.controller.reconcile import reconcile, see_to_the_rest
 from nomarr_systemd.core.config import Config
@@ -26,6 +27,7 @@ from nomarr_systemd.host.paths import SYSTEM_STATE, Paths
 
 IDLE_S: Final = 30.0
 LOOK_AGAIN_S: Final = 0.5  # at a canary, or at jobs that are being settled
+Stamp = tuple[int, int]
 
 
 def read_config(paths: Paths) -> Config:
@@ -48,8 +50,11 @@ def parse_options(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def serve(controller: Controller, fifo: int, *, idle_s: float = IDLE_S) -> None:
-    """Handle what is pending now and what the FIFO rings for, until nothing comes for a while."""
+def serve(controller: Controller, fifo: int, applied: Stamp, *, idle_s: float = IDLE_S) -> bool:
+    """Handle what is pending now and what the FIFO rings for, until nothing comes for a while.
+
+    True if the settings are no longer those that were applied then.
+    """
     os.set_blocking(fifo, False)
     poll = select.poll()
     poll.register(fifo, select.POLLIN)
@@ -58,44 +63,63 @@ def serve(controller: Controller, fifo: int, *, idle_s: float = IDLE_S) -> None:
         with contextlib.suppress(BlockingIOError):
             while os.read(fifo, 65536):
                 pass
+        if find_stamp(controller.paths) != applied:
+            return True
         with controller.alone():
             controller.handle(read_pending(controller.paths.pending))
             is_busy = see_to_the_rest(controller)
         # While nobody reads, systemd would keep all its signals for us.
         controller.manager.close()
         if not poll.poll((LOOK_AGAIN_S if is_busy else idle_s) * 1000) and not is_busy:
-            return
+            return False
+
+
+def find_stamp(paths: Paths) -> Stamp:
+    """What tells one applied configuration from the next."""
+    try:
+        found = os.stat(paths.resolved)
+    except OSError:
+        return 0, 0
+    return found.st_ino, found.st_mtime_ns
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = parse_options(argv)
     paths = Paths(options.runtime, options.state, options.user)
     try:
-        controller = Controller(paths, read_config(paths), Manager(user=options.user))
-        with contextlib.closing(controller):
-            _choose(options)(controller)
+        run = _choose(options)
+        while True:
+            applied = find_stamp(paths)  # before it is read: then nothing new is missed
+            controller = Controller(paths, read_config(paths), Manager(user=options.user))
+            with contextlib.closing(controller):
+                if not run(controller, applied):
+                    return 0
     except NomarrError as error:
         complain(f"{error}" + (f" ({error.hint})" if error.hint else ""))
         return error.exit_status
-    return 0
 
 
-def _choose(options: argparse.Namespace) -> Callable[[Controller], None]:
-    """What the options ask for."""
+def _choose(options: argparse.Namespace) -> Callable[[Controller, Stamp], bool]:
+    """What the options ask for; what it returns says whether to begin again."""
     if options.reconcile:
-        return reconcile
+        return _reconcile
     fds = listen_fds()
     if len(fds) != 1:
         raise ConfigError(
             "no FIFO was handed over", hint="it is started by nomarr-controller.socket"
         )
 
-    def run(controller: Controller) -> None:
+    def run(controller: Controller, applied: Stamp) -> bool:
         notify("READY=1")
         # An error leaves the files and what is in the FIFO: the service is started again.
-        serve(controller, fds[0])
+        return serve(controller, fds[0], applied)
 
     return run
+
+
+def _reconcile(controller: Controller, _applied: Stamp) -> bool:
+    reconcile(controller)
+    return False
 
 
 if __name__ == "__main__":

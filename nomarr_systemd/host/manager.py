@@ -40,17 +40,26 @@ class ManagerError(NomarrError):
     code = "systemd"
 
 
-class NotLoaded(ManagerError):
+class Refused(ManagerError):
+    """systemd is there and says no: to this, and to nothing else."""
+
+
+class NotLoaded(Refused):
     """systemd knows of no such unit now."""
 
 
-class AlreadyThere(ManagerError):
+class AlreadyThere(Refused):
     """A unit of that name is loaded."""
 
 
-_ERRORS: Final[Mapping[str, type[ManagerError]]] = {
+class Masked(Refused):
+    """Somebody has seen to it that it does not start."""
+
+
+_ERRORS: Final[Mapping[str, type[Refused]]] = {
     "org.freedesktop.systemd1.NoSuchUnit": NotLoaded,
     "org.freedesktop.systemd1.UnitExists": AlreadyThere,
+    "org.freedesktop.systemd1.UnitMasked": Masked,
 }
 
 
@@ -108,7 +117,7 @@ class Manager:
         self._call("systemctl", "mask", "--quiet", *names)
         for name, shown in self.show(names, ["LoadState"]).items():
             if shown["LoadState"] != "masked":
-                raise ManagerError(
+                raise Refused(
                     f"{name} cannot be masked: a file of that name is in the way",
                     hint=f"systemctl cat {name} shows it; move it away",
                 )
@@ -161,7 +170,7 @@ class Manager:
             except AlreadyThere:
                 self.cancel_timer(component)  # unloaded as soon as the manager comes round to it
                 time.sleep(0.002)
-        raise ManagerError(f"{timer_of(component)} is there and cannot be replaced")
+        raise Refused(f"{timer_of(component)} is there and cannot be replaced")
 
     def timer_state(self, component: Component) -> str:
         """``waiting``, ``running`` (its service too), ``elapsed``, or ``dead``: there is none."""
@@ -188,7 +197,7 @@ class Manager:
             elif call.interface == PROPERTIES and answer.name in _GONE:
                 found.append([""])
             else:
-                kind = _ERRORS.get(answer.name, ManagerError)
+                kind = _ERRORS.get(answer.name, Refused)
                 what = " ".join(str(word) for word in call.arguments[:1])
                 raise kind(f"{call.member} {what}: {answer}")
         return found
@@ -205,7 +214,7 @@ class Manager:
             raise ManagerError(f"{program} {arguments[0]}: {error}") from error
         if done.returncode not in fine:
             said = done.stderr.strip() or f"exit status {done.returncode}"
-            kind = NotLoaded if "not loaded" in said else ManagerError
+            kind = NotLoaded if "not loaded" in said else Refused
             raise kind(f"{program} {' '.join(arguments)[:200]}: {said}")
 
 

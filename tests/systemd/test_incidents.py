@@ -173,3 +173,68 @@ def test_an_incident_outlives_the_controller(lab: Lab) -> None:
     pool.wait_for_incident(closed=True)
     lab.systemctl("start", "nomarr-reconcile.service")
     lab.wait_for(lambda: pool.states() == ["active"] * WORKERS, what="all run")
+
+
+def other_than(canary: str) -> list[str]:
+    return [name for name in NAMES if f"worker:{name.replace('-', ':')}" != canary]
+
+
+def open_for_long(lab: Lab) -> tuple[Pool, str, str]:
+    """An incident whose canary has a long backoff; the canary, by both its names."""
+    pool = Pool(lab, backoff_s=60)
+    pool.break_down()
+    canary = pool.wait_for_incident().canary
+    instance = canary.removeprefix("worker:").replace(":", "-")
+    for name in other_than(canary):
+        lab.wait_for(lambda: Path(lab.paths.hold, name).exists(), what="a hold")  # noqa: B023
+    lab.wait_until(f"nomarr-restart@{instance}.timer", "active")
+    return pool, canary, instance
+
+
+def test_a_canary_that_is_paused_is_followed_by_the_next(lab: Lab) -> None:
+    pool, canary, instance = open_for_long(lab)
+    Path(lab.paths.hold, instance).write_text("paused by somebody\n")
+    pool.needed.touch()
+    lab.wait_for(
+        lambda: all(lab.get(name, "ActiveState") == "active" for name in other_than(canary)),
+        what="the others run",
+    )
+    assert lab.get(instance, "ActiveState") == "failed"
+
+
+def test_a_canary_whose_backoff_was_cancelled_is_followed_by_the_next(lab: Lab) -> None:
+    pool, canary, instance = open_for_long(lab)
+    lab.systemctl("stop", f"nomarr-worker@{instance}.service")
+    pool.needed.touch()
+    lab.wait_for(
+        lambda: all(lab.get(name, "ActiveState") == "active" for name in other_than(canary)),
+        what="the others run",
+    )
+    assert lab.get(instance, "ActiveState") == "failed"
+
+
+def test_an_election_that_was_cut_off_is_completed(lab: Lab) -> None:
+    pool, canary, _ = open_for_long(lab)
+    lab.systemctl("stop", "nomarr-controller.socket", "nomarr-controller.service")
+    pool.needed.touch()
+    with Store(lab) as store:
+        chosen = other_than(canary)[0]
+        Breaker(store.store).elect("tag", f"worker:{chosen.replace('-', ':')}")
+    lab.systemctl("start", "nomarr-reconcile.service")
+    lab.wait_until(chosen, "active")
+    lab.systemctl("start", "nomarr-reconcile.service")
+    pool.wait_for_incident(closed=True)
+
+
+def test_an_incident_outlives_a_reboot(lab: Lab) -> None:
+    """As a boot finds it: nothing has failed, and whatever is held did not start."""
+    pool, canary, instance = open_for_long(lab)
+    lab.systemctl("stop", "nomarr-controller.socket", "nomarr-controller.service")
+    lab.systemctl("reset-failed", "nomarr-worker@*.service")
+    pool.needed.touch()
+    lab.start(*NAMES)
+    for name in other_than(canary):
+        assert lab.get(name, "ActiveState") == "inactive"
+    lab.systemctl("start", "nomarr-reconcile.service")
+    lab.wait_for(lambda: pool.states() == ["active"] * WORKERS, what="all run")
+    assert lab.get(instance, "ActiveState") == "active"
