@@ -137,12 +137,15 @@ class Controller:
         shutdown = self.manager.show([SHUTDOWN], ["Job", "ActiveState"])[SHUTDOWN]
         ending = bool(shutdown["Job"]) or shutdown["ActiveState"] == "active"
         stopped = find_stopped(self.paths, pending, facts)
+        configured = set(self.config.components())
         deaths = []
         for each in pending:
             shown = facts[each.component.unit]
             running = shown["ActiveState"] in ("active", "activating", "reloading")
             if each.result == "success" or (running and shown["InvocationID"] == each.invocation):
                 continue  # a hook that ran again and saw a newer run
+            if each.component not in configured:
+                continue  # started by hand; a mask would outlast that, and nobody look for it
             deaths.append(self._judge(each, shown, each.invocation in stopped, ending))
         return deaths
 

@@ -112,13 +112,12 @@ class Incidents:
         if not outage:
             return None
         first = outage[0]
-        known = {(loss.component_id, loss.invocation) for loss in booked}
+        members = tuple(loss.component_id for loss in outage)
         refunds = tuple(
             (loss.component_id, loss.invocation)
-            for loss in outage[1:]
-            if (loss.component_id, loss.invocation) in known
+            for loss in booked
+            if loss.component_id in members[1:] and loss[2:4] == first[2:4]
         )
-        members = tuple(loss.component_id for loss in outage)
         made = Incident(pool, first.kind, first.code, now, first.component_id, members, refunds)
         incident = self._breaker.open(made)
         if incident == made:

@@ -138,11 +138,6 @@ class Manager:
         """Have it read its configuration again, or begin; waits until it is ready."""
         self._call("systemctl", "reload-or-restart", unit)
 
-    def try_restart(self, units: Sequence[str]) -> None:
-        """Restart those that run."""
-        if units:
-            self._call("systemctl", "try-restart", *units)
-
     def schedule_restart(self, component: Component, due_ms: int) -> None:
         """A timer that starts ``nomarr-restart@`` once, at this CLOCK_MONOTONIC time.
 
@@ -175,8 +170,9 @@ class Manager:
     def timer_state(self, component: Component) -> str:
         """``waiting``, ``running`` (its service too), ``elapsed``, or ``dead``: there is none."""
         timer = timer_of(component)
-        shown = self.show([timer], ["SubState", "Job"])[timer]
-        # A manager with much to do has answered before it got round to start it.
+        # A manager with much to do has answered before it got round to start it. First the job,
+        # then what has come of it, or both could be missed.
+        shown = self.show([timer], ["Job", "SubState"])[timer]
         return "waiting" if shown["SubState"] == "dead" and shown["Job"] else shown["SubState"]
 
     def close(self) -> None:

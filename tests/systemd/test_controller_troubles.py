@@ -55,6 +55,17 @@ def test_a_unit_that_names_no_worker_stops_nobody(lab: Lab) -> None:
     lab.systemctl("start", "nomarr-reconcile.service")
 
 
+def test_a_worker_that_is_not_configured_is_nobodys(lab: Lab) -> None:
+    """Masked, it would stay down if it were configured later."""
+    install(lab)
+    lab.systemctl("start", "nomarr-worker@tag-9.service", check=False)
+    lab.wait_until("tag-9", "failed")
+    lab.systemctl("start", "nomarr-reconcile.service")
+    lab.wait_for(lambda: not os.listdir(lab.paths.pending), what="pending is cleared")
+    assert lab.get("tag-9", "LoadState") == "loaded"
+    assert records_of(lab, "tag-9") == []
+
+
 def test_a_worker_that_somebody_masked_stops_nobody(lab: Lab) -> None:
     install(lab, AT_ONCE)
     lab.start("tag-0", "tag-1")

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from nomarr_systemd.breaker import Breaker
 from nomarr_systemd.core.account import Account
-from nomarr_systemd.core.outage import Incident
+from nomarr_systemd.core.model import age_ms
+from nomarr_systemd.core.outage import SPAN_MS, Incident
 from nomarr_systemd.core.record import Record
 from nomarr_systemd.ledger import Ledger
 from nomarr_systemd.store.opening import open_store
@@ -80,6 +81,9 @@ class Pool:
 
         return self.lab.wait_for(look, what="the incident")  # type: ignore[return-value]
 
+    def said(self) -> str:
+        return self.lab.journal("-o", "cat", "NOMARR_POOL=tag")
+
     def states(self) -> list[str]:
         return [self.lab.get(name, "ActiveState") for name in NAMES]
 
@@ -122,8 +126,8 @@ def test_an_outage_blames_nobody_and_ends_by_itself(lab: Lab) -> None:
         assert blamed <= given_back
         assert not any(account.window.values()), "the window is untouched"
     assert os.listdir(lab.paths.hold) == []
-    said = lab.journal("-o", "cat", "NOMARR_POOL=tag")
-    assert said.count("is tried alone") == said.count("is closed") == 1
+    lab.wait_for(lambda: "is closed" in pool.said(), what="it is told")
+    assert pool.said().count("is tried alone") == pool.said().count("is closed") == 1
 
 
 def test_a_second_outage_within_the_window_counts(lab: Lab) -> None:
@@ -173,6 +177,24 @@ def test_an_incident_outlives_the_controller(lab: Lab) -> None:
     pool.wait_for_incident(closed=True)
     lab.systemctl("start", "nomarr-reconcile.service")
     lab.wait_for(lambda: pool.states() == ["active"] * WORKERS, what="all run")
+
+
+def test_what_a_worker_paid_twice_is_given_back_twice(lab: Lab) -> None:
+    pool = Pool(lab)
+    pool.needed.unlink()
+    pids = {name: lab.main_pid(name) for name in NAMES}
+    os.kill(pids["tag-3"], signal.SIGTERM)
+    lab.wait_for(lambda: len(pool.records("tag-3", "restart")) >= 2, what="it dies again")
+    for name in NAMES[:3]:
+        os.kill(pids[name], signal.SIGTERM)
+    opened = pool.wait_for_incident().opened
+    lab.wait_for(lambda: Path(lab.paths.hold, "tag-3").exists(), what="a hold")
+    blamed = {
+        record.invocation
+        for record in pool.records("tag-3", "restart")
+        if age_ms(record.moment, opened) < SPAN_MS
+    }
+    assert blamed <= {record.invocation for record in pool.records("tag-3", "refund")}
 
 
 def other_than(canary: str) -> list[str]:
