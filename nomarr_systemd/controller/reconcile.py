@@ -156,7 +156,7 @@ def finish(controller: Controller, component: Component, record: Record) -> None
     if record.action == "fail":
         # A power cut may have come before the mask, and the boot have started it: a unit that is
         # masked while it starts keeps its start job, and with it the boot, for ever.
-        controller.manager.stop([component.unit])
+        controller.manager.begin_stop(component.unit)
         controller.carry_out([(component, record)])
         return
     facts = controller.manager.show([component.unit, SUPERVISOR], _STATE_FACTS)

@@ -55,9 +55,12 @@ def _was_stopped(run: str, ends: float, *, user: bool) -> bool:
     speaker = [f"_UID={os.getuid()}", f"USER_INVOCATION_ID={run}"]
     terms = [speaker if user else ["_PID=1", f"INVOCATION_ID={run}"]]
     while True:
-        # A reader of its own each time: it sees what has come since.
-        with Journal(deadline=ends) as journal:
-            ids = [entry.message_id for entry in journal.read_back(terms, limit=_ENTRIES)]
+        try:
+            # A reader of its own each time: it sees what has come since.
+            with Journal(deadline=ends) as journal:
+                ids = [entry.message_id for entry in journal.read_back(terms, limit=_ENTRIES)]
+        except OSError:
+            return False
         if STOPPED in ids:
             return True
         # "Failed" comes just before it; once anything else has followed, it will not come. Where

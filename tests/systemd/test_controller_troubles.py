@@ -13,8 +13,12 @@ import pytest
 
 from nomarr_systemd.controller import reconcile
 from nomarr_systemd.controller.failures import Controller
+from nomarr_systemd.core.ids import parse_component
+from nomarr_systemd.core.model import Failure
 from nomarr_systemd.host.files import write_durably
 from nomarr_systemd.host.manager import Manager
+from nomarr_systemd.ledger import Ledger
+from nomarr_systemd.store.opening import open_store
 from tests.systemd.lab import CHECKOUT, Lab
 from tests.systemd.test_controller import (
     SLOW,
@@ -175,3 +179,20 @@ def test_a_stop_while_it_starts_is_not_counted(lab: Lab) -> None:
     os.kill(lab.main_pid("tag-0"), signal.SIGTERM)
     lab.wait_for(lambda: account_of(lab).find(run), what="it is booked")
     assert account_of(lab).restart_count == 1
+
+
+def test_a_slow_stop_holds_nobody_up(lab: Lab) -> None:
+    """Failed for good, but started again before the mask, as a boot after a power cut does it."""
+    program = '["/bin/sh", "-c", "trap : TERM; systemd-notify --ready; while :; do sleep 1000 & wait; done"]'
+    lab.install(f"[pool.tag]\ncommand = {program}\nwatchdog_s = 3600\n")
+    lab.start("tag-0")
+    component = parse_component("tag-0")
+    with contextlib.closing(open_store(lab.config.store.url, "policy")) as store:
+        failure = Failure("0" * 32, "config", 78)
+        rules = lab.config.find_rules(component)
+        Ledger(store).record_failure(component.component_id, failure, rules)
+    lab.systemctl("start", "nomarr-reconcile.service")
+    assert lab.get("tag-0", "LoadState") == "masked"
+    assert lab.get("tag-0", "ActiveState") == "deactivating"
+    os.kill(lab.main_pid("tag-0"), signal.SIGKILL)
+    lab.wait_until("tag-0", "failed", "inactive")
