@@ -183,8 +183,9 @@ def test_a_stop_while_it_starts_is_not_counted(lab: Lab) -> None:
 
 def test_a_slow_stop_holds_nobody_up(lab: Lab) -> None:
     """Failed for good, but started again before the mask, as a boot after a power cut does it."""
-    program = '["/bin/sh", "-c", "trap : TERM; systemd-notify --ready; while :; do sleep 1000 & wait; done"]'
-    lab.install(f"[pool.tag]\ncommand = {program}\nwatchdog_s = 3600\n")
+    text = "trap : TERM\nsystemd-notify --ready\nwhile :; do sleep 1000 & wait; done\n"
+    program = lab.write_program("worker", f"#!/bin/sh\n{text}")
+    lab.install(f'[pool.tag]\ncommand = ["{program}"]\nwatchdog_s = 3600\n')
     lab.start("tag-0")
     component = parse_component("tag-0")
     with contextlib.closing(open_store(lab.config.store.url, "policy")) as store:
