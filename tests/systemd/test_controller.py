@@ -12,7 +12,7 @@ import pytest
 from nomarr_systemd.core import account as book
 from nomarr_systemd.core.account import Account
 from nomarr_systemd.core.record import Record
-from tests.systemd.lab import Lab
+from tests.systemd.lab import Lab, unit_of
 
 WORKER = """\
 #!/bin/sh
@@ -245,6 +245,7 @@ def test_word_of_an_earlier_backoff_does_not_shorten_the_next(lab: Lab) -> None:
 
 
 MANY = 200
+LONG_S = 300.0
 VERY_SLOW = SLOW.replace("30", "3600") + "backoff_max_s = 3600\n"
 
 
@@ -257,11 +258,17 @@ def test_two_hundred_at_once(lab: Lab) -> None:
     )
     lab.systemctl("start", "nomarr-controller.socket")
     names = [f"tag-{number}" for number in range(MANY)]
-    lab.start(*names)
+    start = ("start", *map(unit_of, names))
+    lab.systemctl(*start, timeout_s=LONG_S)
     died = show_all(lab, names, "InvocationID")
     # Not alike: that would be an incident.
     for number, pid in enumerate(show_all(lab, names, "MainPID").values()):
         os.kill(int(pid), (signal.SIGKILL, signal.SIGSEGV, signal.SIGFPE)[number % 3])
+    lab.wait_for(
+        lambda: all(_effects(lab, name) == ["scheduled"] for name in names),
+        timeout_s=LONG_S,
+        what="all are booked",
+    )
     for name in names:
         wait_for_record(lab, died[name], "scheduled", name)
         assert len(records_of(lab, name)) == 1
@@ -270,13 +277,13 @@ def test_two_hundred_at_once(lab: Lab) -> None:
         f"nomarr-restart@{name}.timer" for name in names
     )
 
-    lab.start(*names)
+    lab.systemctl(*start, timeout_s=LONG_S)
     reloads = lab.journal("-o", "cat").count("Reloading.")
     for pid in show_all(lab, names, "MainPID").values():
         os.kill(int(pid), signal.SIGTERM)
     lab.wait_for(
         lambda: set(show_all(lab, names, "LoadState").values()) == {"masked"},
-        timeout_s=60,
+        timeout_s=LONG_S,
         what="all are masked",
     )
     for name in names:
@@ -284,6 +291,10 @@ def test_two_hundred_at_once(lab: Lab) -> None:
     batches = lab.journal("-o", "cat").count("Reloading.") - reloads
     print(f"{MANY} masks with {batches} reloads")
     assert batches < MANY / 4
+
+
+def _effects(lab: Lab, name: str) -> list[str]:
+    return [record.effect for record in records_of(lab, name)]
 
 
 def show_all(lab: Lab, names: list[str], name: str) -> dict[str, str]:
