@@ -115,8 +115,10 @@ def pause(scope: Scope, names: tuple[str, ...], as_json: bool) -> None:
     config = load_applied(scope)
     workers = choose(config, names)
     act = Act(scope, config, "pause")
-    # The hold comes first: whatever dies from here on stays down.
-    new = [worker for worker in workers if act.holds.pause(worker, act.by)]
+    # The hold comes first: whatever dies from here on stays down. The controller, which makes and
+    # ends holds of its own, waits meanwhile.
+    with open_controller(scope, config) as controller, controller.alone():
+        new = [worker for worker in workers if act.holds.pause(worker, act.by)]
     old = [worker for worker in workers if worker not in new]
     act.record(new, "pause")
     queue("stop", [*map(timer_of, workers), *(each.unit for each in workers)], user=scope.user)

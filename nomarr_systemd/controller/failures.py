@@ -9,15 +9,16 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from nomarr_systemd.breaker import Breaker
+from nomarr_systemd.controller.complaints import apart, complain
 from nomarr_systemd.controller.death import Death
 from nomarr_systemd.controller.incidents import Incidents
 from nomarr_systemd.controller.outcomes import Outcomes
 from nomarr_systemd.controller.pending import Pending, Waiting, due_file
+from nomarr_systemd.controller.stops import Facts, find_stopped, has_mark
 from nomarr_systemd.core.config import Config
 from nomarr_systemd.core.errors import StoreError
 from nomarr_systemd.core.exits import EX_TEMPFAIL, classify
@@ -29,7 +30,14 @@ from nomarr_systemd.host import clock, control, journal
 from nomarr_systemd.host.files import remove
 from nomarr_systemd.host.holds import Holds
 from nomarr_systemd.host.identity import host_of
-from nomarr_systemd.host.manager import SHUTDOWN, SUPERVISOR, Manager, monotonic_ms
+from nomarr_systemd.host.manager import (
+    SHUTDOWN,
+    SUPERVISOR,
+    Manager,
+    Masked,
+    Refused,
+    monotonic_ms,
+)
 from nomarr_systemd.host.paths import Paths
 from nomarr_systemd.ledger import Ledger
 from nomarr_systemd.spool import Spool, Spooled
@@ -42,10 +50,10 @@ RUN_FACTS: Final = (
     "ActiveState",
     "InvocationID",
     "Job",
+    "ActiveEnterTimestampMonotonic",
     "ExecMainStartTimestampMonotonic",
     "ExecMainExitTimestampMonotonic",
 )
-Facts = dict[str, str]
 Effect = tuple[str, str, str]  # the component, the invocation, how far its decision has got
 
 
@@ -119,7 +127,8 @@ class Controller:
         for each in waiting.failures:
             remove(os.path.join(self.paths.pending, each.invocation))
         for component in waiting.due:
-            self.finish_backoff(component)
+            with apart(component):
+                self.finish_backoff(component)
             remove(due_file(self.paths.pending, component))
 
     def examine(self, pending: Sequence[Pending]) -> list[Death]:
@@ -130,18 +139,21 @@ class Controller:
         facts = self.manager.show(units, RUN_FACTS)
         shutdown = self.manager.show([SHUTDOWN], ["Job", "ActiveState"])[SHUTDOWN]
         ending = bool(shutdown["Job"]) or shutdown["ActiveState"] == "active"
+        stopped = find_stopped(self.paths, pending, facts)
+        configured = set(self.config.components())
         deaths = []
         for each in pending:
             shown = facts[each.component.unit]
             running = shown["ActiveState"] in ("active", "activating", "reloading")
             if each.result == "success" or (running and shown["InvocationID"] == each.invocation):
                 continue  # a hook that ran again and saw a newer run
-            deaths.append(self._judge(each, shown, ending))
+            if each.component not in configured:
+                continue  # started by hand; a mask would outlast that, and nobody look for it
+            deaths.append(self._judge(each, shown, each.invocation in stopped, ending))
         return deaths
 
-    def _judge(self, each: Pending, unit: Facts, shutting_down: bool) -> Death:
+    def _judge(self, each: Pending, unit: Facts, stop_asked: bool, shutting_down: bool) -> Death:
         component, invocation = each.component, each.invocation
-        stop_asked = os.path.exists(os.path.join(self.paths.stop, invocation))
         run_ms = _run_ms(unit) if unit["InvocationID"] == invocation else None
         death = classify(
             each.result, each.exit_code, each.exit_status, stop_asked=stop_asked, run_ms=run_ms
@@ -241,15 +253,29 @@ class Controller:
             if record.action == "fail":
                 masks.append((component, record))
             elif record.action == "restart" and record.effect == "pending":
-                effect = self._schedule(component, record)
-                effects.append((component.component_id, record.invocation, effect))
-        if masks:
-            self.manager.mask([component.unit for component, _ in masks])
-        for component, record in masks:
+                with apart(component):
+                    effect = self._schedule(component, record)
+                    effects.append((component.component_id, record.invocation, effect))
+        for component, record in self._mask(masks):
             request = {"op": "set_failed", "component": component.component_id}
             control.ask(self.paths.live, request)
             effects.append((component.component_id, record.invocation, "done"))
         return effects
+
+    def _mask(self, decisions: list[tuple[Component, Record]]) -> list[tuple[Component, Record]]:
+        """Those of them that could be masked: all with one reload, or else one by one."""
+        if not decisions:
+            return []
+        try:
+            self.manager.mask([component.unit for component, _ in decisions])
+        except Refused:
+            masked = []
+            for component, record in decisions:
+                with apart(component):
+                    self.manager.mask([component.unit])
+                    masked.append((component, record))
+            return masked
+        return decisions
 
     def _schedule(self, component: Component, record: Record) -> str:
         due_in_ms = _due_in_ms(record, clock.now())
@@ -275,7 +301,8 @@ class Controller:
         try:
             records = self.ledger.account(component.component_id).records
         except StoreError:
-            records = []  # still away: the spool knows what it was for
+            self._start_blind(component)
+            return
         for record in reversed(records):
             if record.action == "restart" and record.effect != "done":
                 early = _due_in_ms(record, clock.now()) > 0
@@ -291,15 +318,24 @@ class Controller:
                 self.start_failed(component, entry.failure.invocation)
                 return
 
+    def _start_blind(self, component: Component) -> None:
+        """While the store is away: the timer was made for a restart, and its end says so."""
+        shown = self.manager.show([component.unit], ["InvocationID"])[component.unit]
+        if not has_mark(self.paths, shown["InvocationID"]):
+            self.start_failed(component, shown["InvocationID"])
+
     def start_failed(self, component: Component, invocation: str) -> bool:
         """Start the unit if it still is as that failure left it.
 
-        Somebody may have started, stopped or reset it meanwhile: theirs is the last word.
+        Somebody may have started, stopped, masked or reset it meanwhile: theirs is the last word.
         """
         if not self._is_as_left(component, invocation):
             return False
-        # Of a failed unit the start is the restart; systemctl restart would re-arm the timer.
-        self.manager.start(component.unit)
+        try:
+            # Of a failed unit the start is the restart; systemctl restart would re-arm the timer.
+            self.manager.start(component.unit)
+        except Masked:
+            return False
         return True
 
     def _is_as_left(self, component: Component, invocation: str) -> bool:
@@ -313,7 +349,8 @@ class Controller:
             decision = decide_blind(failure, self.config.find_rules(component))
             self.spool.write(Spooled(component.component_id, failure, decision, now))
             if decision.action == "restart":
-                self.manager.schedule_restart(component, monotonic_ms() + decision.delay_ms)
+                with apart(component):
+                    self.manager.schedule_restart(component, monotonic_ms() + decision.delay_ms)
 
     def _tell_supervisor(self, death: Death, record: Record) -> None:
         request = {
@@ -345,8 +382,3 @@ def _due_in_ms(record: Record, now: Moment) -> int:
     if due.boot_id == now.boot_id:
         return due.boottime_ms - now.boottime_ms
     return min(due.wall_ms - now.wall_ms, record.delay_ms)
-
-
-def complain(text: str) -> None:
-    """To the journal by way of standard error, as an error."""
-    sys.stderr.write(f"<3>nomarr-controller: {text}\n")

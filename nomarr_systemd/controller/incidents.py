@@ -7,7 +7,7 @@ comes next. A hold is the file that pauses use, with other words in it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from nomarr_systemd.breaker import Breaker
@@ -113,13 +113,12 @@ class Incidents:
         if not outage:
             return None
         first = outage[0]
-        known = {(loss.component_id, loss.invocation) for loss in booked}
+        members = tuple(loss.component_id for loss in outage)
         refunds = tuple(
             (loss.component_id, loss.invocation)
-            for loss in outage[1:]
-            if (loss.component_id, loss.invocation) in known
+            for loss in booked
+            if loss.component_id in members[1:] and loss[2:4] == first[2:4]
         )
-        members = tuple(loss.component_id for loss in outage)
         made = Incident(pool, first.kind, first.code, now, first.component_id, members, refunds)
         incident = self._breaker.open(made)
         if incident == made:
@@ -162,8 +161,12 @@ class Incidents:
     def _has_ended(self, incident: Incident) -> bool:
         """Close it if the canary lives or none is left; elect another if this one is out."""
         canary = parse_component(incident.canary)
-        unit = self._manager.show([canary.unit], ["ActiveState", "LoadState"])[canary.unit]
-        if unit["LoadState"] != "masked" and unit["ActiveState"] != "inactive":
+        if self._is_held(canary):  # elected by somebody who was cut off
+            self._holds.release(canary)
+            return False
+        facts = ["ActiveState", "LoadState", "InvocationID"]
+        unit = self._manager.show([canary.unit], facts)[canary.unit]
+        if not self._is_out(canary, unit):
             if unit["ActiveState"] != "active" or not self._is_healthy(canary):
                 return False
             return self.close(incident.pool, f"{incident.canary} is healthy")
@@ -176,6 +179,15 @@ class Incidents:
                 self._holds.release(other)  # the hold on record is then finished
                 return False
         return self.close(incident.pool, "no worker is left to try")
+
+    def _is_out(self, canary: Component, unit: Mapping[str, str]) -> bool:
+        """Whether nothing will start it: masked, stopped, paused, or its backoff was cancelled."""
+        if unit["LoadState"] == "masked" or unit["ActiveState"] == "inactive":
+            return True
+        if unit["ActiveState"] != "failed":
+            return False
+        last = self._ledger.account(canary.component_id).find_last(unit["InvocationID"])
+        return bool(self._holds.read(canary)) or (last is not None and last.effect == "done")
 
     def _is_healthy(self, canary: Component) -> bool:
         """By the supervisor; without one, systemd's word that it runs must do."""

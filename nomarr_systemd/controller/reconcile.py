@@ -12,15 +12,18 @@ import signal
 import time
 from typing import Final
 
+from nomarr_systemd.controller.complaints import apart, complain
 from nomarr_systemd.controller.death import Death
-from nomarr_systemd.controller.failures import Controller, Facts, complain
+from nomarr_systemd.controller.failures import Controller
 from nomarr_systemd.controller.pending import Pending, Waiting, read_pending
+from nomarr_systemd.controller.stops import Facts
 from nomarr_systemd.core.errors import StoreError
 from nomarr_systemd.core.exits import EX_TEMPFAIL, classify
 from nomarr_systemd.core.ids import (
     UNIT_PREFIX,
     UNIT_SUFFIX,
     Component,
+    find_instance,
     next_start_job,
     parse_component,
 )
@@ -28,11 +31,14 @@ from nomarr_systemd.core.model import Failure, age_ms
 from nomarr_systemd.core.record import Record
 from nomarr_systemd.host import clock
 from nomarr_systemd.host.files import remove
-from nomarr_systemd.host.manager import SUPERVISOR, monotonic_ms
+from nomarr_systemd.host.manager import SUPERVISOR, Masked, monotonic_ms
 
 START_JOB_GRACE_MS: Final = 10_000
 STOP_MARK_S: Final = 3600.0  # longer than any stop may take
 EXIT_FACTS: Final = ("InvocationID", "Result", "ExecMainCode", "ExecMainStatus")
+STATE_FACTS: Final = (
+    *("ActiveState", "InvocationID", "Job", "ConditionResult", "ConditionTimestampMonotonic"),
+)
 # What SIGCHLD says: si_code as systemd shows it.
 _EXIT_CODES: Final = {"1": "exited", "2": "killed", "3": "dumped"}
 
@@ -73,7 +79,9 @@ def look_over(controller: Controller) -> None:
 
 def finish_all(controller: Controller) -> None:
     for account, record in controller.ledger.unfinished():
-        finish(controller, parse_component(account.component_id), record)
+        component = parse_component(account.component_id)
+        with apart(component):
+            finish(controller, component, record)
 
 
 def end_incident(controller: Controller, pool: str, why: str) -> bool:
@@ -119,7 +127,9 @@ def find_failed(controller: Controller) -> list[Pending]:
     units = controller.manager.list_failed(f"{UNIT_PREFIX}*{UNIT_SUFFIX}")
     found = []
     for name, facts in controller.manager.show(units, EXIT_FACTS).items():
-        component = parse_component(name)
+        component = find_instance(name.removeprefix(UNIT_PREFIX).removesuffix(UNIT_SUFFIX))
+        if component is None:
+            continue  # anybody can start our template with any name
         invocation = facts["InvocationID"]
         known = controller.ledger.account(component.component_id).find(invocation)
         if invocation and known is None:
@@ -147,20 +157,23 @@ def finish(controller: Controller, component: Component, record: Record) -> None
     if record.action == "fail":
         # A power cut may have come before the mask, and the boot have started it: a unit that is
         # masked while it starts keeps its start job, and with it the boot, for ever.
-        controller.manager.stop([component.unit])
+        controller.manager.begin_stop(component.unit)
         controller.carry_out([(component, record)])
         return
-    facts = controller.manager.show([component.unit, SUPERVISOR], ["ActiveState", "InvocationID"])
+    facts = controller.manager.show([component.unit, SUPERVISOR], STATE_FACTS)
     unit, supervisor = facts[component.unit], facts[SUPERVISOR]
+    if unit["Job"] or controller.read_hold(component):
+        return  # about to start, or not to
     base = record.invocation.partition("#")[0]
-    if unit["ActiveState"] != "failed" or unit["InvocationID"] != base:
-        controller.ledger.set_effect(component.component_id, record.invocation, "done")
-        return
-    if record.action == "hold":
+    is_as_left = unit["ActiveState"] == "failed" and unit["InvocationID"] == base
+    if not is_as_left or record.action == "hold":
         is_awaited = record.code == EX_TEMPFAIL and supervisor["ActiveState"] != "active"
-        if not controller.read_hold(component) and not is_awaited:
-            controller.manager.start(component.unit)
-            controller.ledger.set_effect(component.component_id, record.invocation, "done")
+        if is_as_left and is_awaited:
+            return
+        if is_as_left or _was_kept_down(unit):
+            with contextlib.suppress(Masked):
+                controller.manager.start(component.unit)
+        controller.ledger.set_effect(component.component_id, record.invocation, "done")
         return
     state = controller.manager.timer_state(component)
     if state in ("waiting", "running"):
@@ -178,6 +191,12 @@ def finish(controller: Controller, component: Component, record: Record) -> None
     else:
         # It was scheduled, it has not begun, and its timer is gone: somebody cancelled it.
         controller.ledger.set_effect(component.component_id, record.invocation, "done")
+
+
+def _was_kept_down(unit: Facts) -> bool:
+    """Whether a start, the boot's perhaps, met the hold: nothing has failed then."""
+    asked = int(unit["ConditionTimestampMonotonic"] or 0) > 0
+    return unit["ActiveState"] == "inactive" and asked and unit["ConditionResult"] == "no"
 
 
 def book_start_job(controller: Controller, component: Component, record: Record) -> None:

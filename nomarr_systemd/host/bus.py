@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Sequence
 from struct import Struct
 from typing import Any, Final, NamedTuple
@@ -19,6 +20,7 @@ PATH: Final = "/org/freedesktop/systemd1"
 MANAGER: Final = "org.freedesktop.systemd1.Manager"
 PROPERTIES: Final = "org.freedesktop.DBus.Properties"
 MAX_MESSAGE: Final = 1 << 27  # the protocol's own limit
+COMES_BACK_S: Final = 5.0  # a manager that executes itself anew answers again by then
 _NAME: Final = "org.freedesktop.systemd1"
 _DBUS: Final = "org.freedesktop.DBus"
 _CALL, _RETURN, _ERROR = 1, 2, 3
@@ -67,17 +69,18 @@ class Bus:
     def call_all(self, calls: Sequence[Call]) -> list[list[Any] | BusError]:
         """Many calls, each answered or refused, for the price of one round trip.
 
-        If the manager hangs up (it executes itself anew at an upgrade) all are sent again: none
-        of ours does harm when done twice.
+        If the manager hangs up (it executes itself anew at an upgrade) all are sent again when it
+        is back: none of ours does harm when done twice.
         """
-        for fresh in (self._socket is None, True):
+        ends = time.monotonic() + COMES_BACK_S
+        while True:
             try:
                 return self._exchange(self._socket or self._connect(), calls)
             except (OSError, ValueError) as error:
                 self.close()
-                if fresh or isinstance(error, TimeoutError):
+                if not isinstance(error, ConnectionError) or time.monotonic() > ends:
                     raise BusError(f"systemd does not answer: {error}") from error
-        raise AssertionError  # the second turn returns or raises
+            time.sleep(0.01)
 
     def close(self) -> None:
         if self._socket is not None:
@@ -113,7 +116,9 @@ class Bus:
                 link.connect(path)
             except OSError as error:
                 link.close()
-                last = type(error)(error.errno, error.strerror, path)
+                # A socket that nobody listens on is one of a manager that is about to come back.
+                if not isinstance(last, ConnectionRefusedError):
+                    last = type(error)(error.errno, error.strerror, path)
                 continue
             self._socket = link
             # All in one piece: systemd overlooks a call that comes together with the BEGIN, so the
@@ -122,7 +127,7 @@ class Bus:
             link.sendall(f"\0AUTH EXTERNAL {uid}\r\nNEGOTIATE_UNIX_FD\r\nBEGIN\r\n".encode())
             line = self._take_line(link)
             if not line.startswith(b"OK "):
-                raise ConnectionError(f"{path} does not let us in: {line!r:.80}")
+                raise PermissionError(f"{path} does not let us in: {line!r:.80}")
             self._take_line(link)
             if is_bus:
                 hello = Call("Hello", path="/org/freedesktop/DBus", interface=_DBUS)

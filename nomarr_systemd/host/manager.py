@@ -26,6 +26,7 @@ _INTERFACE: Final = "org.freedesktop.systemd1."
 _EVERY_UNITS: Final = frozenset(
     (
         *("ActiveEnterTimestampMonotonic", "ActiveState", "BindsTo", "ConditionResult"),
+        *("ConditionTimestampMonotonic",),
         *("InvocationID", "Job", "LoadError", "LoadState", "Requires", "Requisite", "SubState"),
         *("UnitFileState",),
     )
@@ -43,17 +44,26 @@ class ManagerError(NomarrError):
     code = "systemd"
 
 
-class NotLoaded(ManagerError):
+class Refused(ManagerError):
+    """systemd is there and says no: to this, and to nothing else."""
+
+
+class NotLoaded(Refused):
     """systemd knows of no such unit now."""
 
 
-class AlreadyThere(ManagerError):
+class AlreadyThere(Refused):
     """A unit of that name is loaded."""
 
 
-_ERRORS: Final[Mapping[str, type[ManagerError]]] = {
+class Masked(Refused):
+    """Somebody has seen to it that it does not start."""
+
+
+_ERRORS: Final[Mapping[str, type[Refused]]] = {
     "org.freedesktop.systemd1.NoSuchUnit": NotLoaded,
     "org.freedesktop.systemd1.UnitExists": AlreadyThere,
+    "org.freedesktop.systemd1.UnitMasked": Masked,
 }
 
 
@@ -111,7 +121,7 @@ class Manager:
         self._call("systemctl", "mask", "--quiet", *names)
         for name, shown in self.show(names, ["LoadState"]).items():
             if shown["LoadState"] != "masked":
-                raise ManagerError(
+                raise Refused(
                     f"{name} cannot be masked: a file of that name is in the way",
                     hint=f"systemctl cat {name} shows it; move it away",
                 )
@@ -131,11 +141,6 @@ class Manager:
     def reload_or_start(self, unit: str) -> None:
         """Have it read its configuration again, or begin; waits until it is ready."""
         self._call("systemctl", "reload-or-restart", unit)
-
-    def try_restart(self, units: Sequence[str]) -> None:
-        """Restart those that run."""
-        if units:
-            self._call("systemctl", "try-restart", *units)
 
     def schedule_restart(self, component: Component, due_ms: int) -> None:
         """A timer that starts ``nomarr-restart@`` once, at this CLOCK_MONOTONIC time.
@@ -164,13 +169,14 @@ class Manager:
             except AlreadyThere:
                 self.cancel_timer(component)  # unloaded as soon as the manager comes round to it
                 time.sleep(0.002)
-        raise ManagerError(f"{timer_of(component)} is there and cannot be replaced")
+        raise Refused(f"{timer_of(component)} is there and cannot be replaced")
 
     def timer_state(self, component: Component) -> str:
         """``waiting``, ``running`` (its service too), ``elapsed``, or ``dead``: there is none."""
         timer = timer_of(component)
-        shown = self.show([timer], ["SubState", "Job"])[timer]
-        # A manager with much to do has answered before it got round to start it.
+        # A manager with much to do has answered before it got round to start it. First the job,
+        # then what has come of it, or both could be missed.
+        shown = self.show([timer], ["Job", "SubState"])[timer]
         return "waiting" if shown["SubState"] == "dead" and shown["Job"] else shown["SubState"]
 
     def close(self) -> None:
@@ -191,7 +197,7 @@ class Manager:
             elif call.interface == PROPERTIES and answer.name in _GONE:
                 found.append([""])
             else:
-                kind = _ERRORS.get(answer.name, ManagerError)
+                kind = _ERRORS.get(answer.name, Refused)
                 what = " ".join(str(word) for word in call.arguments[:1])
                 raise kind(f"{call.member} {what}: {answer}")
         return found
@@ -208,7 +214,7 @@ class Manager:
             raise ManagerError(f"{program} {arguments[0]}: {error}") from error
         if done.returncode not in fine:
             said = done.stderr.strip() or f"exit status {done.returncode}"
-            kind = NotLoaded if "not loaded" in said else ManagerError
+            kind = NotLoaded if "not loaded" in said else Refused
             raise kind(f"{program} {' '.join(arguments)[:200]}: {said}")
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from nomarr_systemd.breaker import Breaker
 from nomarr_systemd.core.account import Account
-from nomarr_systemd.core.outage import Incident
+from nomarr_systemd.core.model import age_ms
+from nomarr_systemd.core.outage import SPAN_MS, Incident
 from nomarr_systemd.core.record import Record
 from nomarr_systemd.ledger import Ledger
 from nomarr_systemd.store.opening import open_store
@@ -80,6 +81,9 @@ class Pool:
 
         return self.lab.wait_for(look, what="the incident")  # type: ignore[return-value]
 
+    def said(self) -> str:
+        return self.lab.journal("-o", "cat", "NOMARR_POOL=tag")
+
     def states(self) -> list[str]:
         return [self.lab.get(name, "ActiveState") for name in NAMES]
 
@@ -122,8 +126,8 @@ def test_an_outage_blames_nobody_and_ends_by_itself(lab: Lab) -> None:
         assert blamed <= given_back
         assert not any(account.window.values()), "the window is untouched"
     assert os.listdir(lab.paths.hold) == []
-    said = lab.journal("-o", "cat", "NOMARR_POOL=tag")
-    assert said.count("is tried alone") == said.count("is closed") == 1
+    lab.wait_for(lambda: "is closed" in pool.said(), what="it is told")
+    assert pool.said().count("is tried alone") == pool.said().count("is closed") == 1
 
 
 def test_a_second_outage_within_the_window_counts(lab: Lab) -> None:
@@ -173,3 +177,86 @@ def test_an_incident_outlives_the_controller(lab: Lab) -> None:
     pool.wait_for_incident(closed=True)
     lab.systemctl("start", "nomarr-reconcile.service")
     lab.wait_for(lambda: pool.states() == ["active"] * WORKERS, what="all run")
+
+
+def test_what_a_worker_paid_twice_is_given_back_twice(lab: Lab) -> None:
+    pool = Pool(lab)
+    pool.needed.unlink()
+    pids = {name: lab.main_pid(name) for name in NAMES}
+    os.kill(pids["tag-3"], signal.SIGTERM)
+    lab.wait_for(lambda: len(pool.records("tag-3", "restart")) >= 2, what="it dies again")
+    for name in NAMES[:3]:
+        os.kill(pids[name], signal.SIGTERM)
+    opened = pool.wait_for_incident().opened
+    lab.wait_for(lambda: Path(lab.paths.hold, "tag-3").exists(), what="a hold")
+    blamed = {
+        record.invocation
+        for record in pool.records("tag-3", "restart")
+        if age_ms(record.moment, opened) < SPAN_MS
+    }
+    assert blamed <= {record.invocation for record in pool.records("tag-3", "refund")}
+
+
+def other_than(canary: str) -> list[str]:
+    return [name for name in NAMES if f"worker:{name.replace('-', ':')}" != canary]
+
+
+def open_for_long(lab: Lab) -> tuple[Pool, str, str]:
+    """An incident whose canary has a long backoff; the canary, by both its names."""
+    pool = Pool(lab, backoff_s=60)
+    pool.break_down()
+    canary = pool.wait_for_incident().canary
+    instance = canary.removeprefix("worker:").replace(":", "-")
+    for name in other_than(canary):
+        lab.wait_for(lambda: Path(lab.paths.hold, name).exists(), what="a hold")  # noqa: B023
+    lab.wait_until(f"nomarr-restart@{instance}.timer", "active")
+    return pool, canary, instance
+
+
+def test_a_canary_that_is_paused_is_followed_by_the_next(lab: Lab) -> None:
+    pool, canary, instance = open_for_long(lab)
+    Path(lab.paths.hold, instance).write_text("paused by somebody\n")
+    pool.needed.touch()
+    lab.wait_for(
+        lambda: all(lab.get(name, "ActiveState") == "active" for name in other_than(canary)),
+        what="the others run",
+    )
+    assert lab.get(instance, "ActiveState") == "failed"
+
+
+def test_a_canary_whose_backoff_was_cancelled_is_followed_by_the_next(lab: Lab) -> None:
+    pool, canary, instance = open_for_long(lab)
+    lab.systemctl("stop", f"nomarr-worker@{instance}.service")
+    pool.needed.touch()
+    lab.wait_for(
+        lambda: all(lab.get(name, "ActiveState") == "active" for name in other_than(canary)),
+        what="the others run",
+    )
+    assert lab.get(instance, "ActiveState") == "failed"
+
+
+def test_an_election_that_was_cut_off_is_completed(lab: Lab) -> None:
+    pool, canary, _ = open_for_long(lab)
+    lab.systemctl("stop", "nomarr-controller.socket", "nomarr-controller.service")
+    pool.needed.touch()
+    with Store(lab) as store:
+        chosen = other_than(canary)[0]
+        Breaker(store.store).elect("tag", f"worker:{chosen.replace('-', ':')}")
+    lab.systemctl("start", "nomarr-reconcile.service")
+    lab.wait_until(chosen, "active")
+    lab.systemctl("start", "nomarr-reconcile.service")
+    pool.wait_for_incident(closed=True)
+
+
+def test_an_incident_outlives_a_reboot(lab: Lab) -> None:
+    """As a boot finds it: nothing has failed, and whatever is held did not start."""
+    pool, canary, instance = open_for_long(lab)
+    lab.systemctl("stop", "nomarr-controller.socket", "nomarr-controller.service")
+    lab.systemctl("reset-failed", "nomarr-worker@*.service")
+    pool.needed.touch()
+    lab.start(*NAMES)
+    for name in other_than(canary):
+        assert lab.get(name, "ActiveState") == "inactive"
+    lab.systemctl("start", "nomarr-reconcile.service")
+    lab.wait_for(lambda: pool.states() == ["active"] * WORKERS, what="all run")
+    assert lab.get(instance, "ActiveState") == "active"

@@ -33,6 +33,7 @@ PROPERTIES = sorted(
         *witness.PROPERTIES,
         *failures.RUN_FACTS,
         *reconcile.EXIT_FACTS,
+        *reconcile.STATE_FACTS,
         *("LoadState", "UnitFileState", "NFileDescriptorStore", "ConditionResult", "StatusText"),
     }
 )
@@ -111,3 +112,14 @@ def test_one_that_does_not_answer_is_given_up(
         finally:
             os.kill(lab.pid, signal.SIGCONT)
         lab.wait_for(lambda: manager.show([TAG.unit], ["LoadState"]))
+
+
+def test_calls_that_meet_a_manager_about_to_come_back_wait_for_it(
+    lab: Lab, manager: Manager
+) -> None:
+    before = manager.show([TAG.unit], ["LoadState"])
+    for _ in range(10):
+        lab.systemctl("daemon-reexec")
+        with contextlib.closing(Manager(user=True)) as fresh:
+            assert fresh.show([TAG.unit], ["LoadState"]) == before
+        assert manager.show([TAG.unit], ["LoadState"]) == before

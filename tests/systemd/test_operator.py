@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -223,3 +224,29 @@ def test_breaking_off_leaves_it_to_systemd(site: Installation) -> None:
     job.unlink()
     site.lab.wait_until("tag-0", "inactive")
     assert (site.state / "hold" / "tag-0").exists()
+
+
+def test_a_pause_waits_for_the_controller(lab: Lab) -> None:
+    """Which could otherwise put a hold of its own in its place, and end that."""
+    site = Installation(lab)
+    site.bring_up(1)
+    hold = site.state / "hold" / "tag-0"
+    enter = ["nsenter", f"--target={lab.pid}", "--mount", "--"]
+    with open(f"{lab.runtime}/nomarr/lock", "a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        command = [*enter, *site.command("pause")]
+        with subprocess.Popen(command, env=lab.environment, stdin=subprocess.DEVNULL) as pause:
+            locks = Path("/proc/locks")
+            waiting = f" {pause.pid} "
+            lab.wait_for(
+                lambda: any("->" in line and waiting in line for line in _lines(locks)),
+                what="it waits",
+            )
+            assert not hold.exists()
+            fcntl.flock(lock, fcntl.LOCK_UN)
+    assert pause.returncode == 0
+    assert hold.exists()
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text().splitlines()
