@@ -23,8 +23,8 @@ _NOT_LOADED: Final = 5  # systemctl's exit status for a unit to stop that is not
 _INTERFACE: Final = "org.freedesktop.systemd1."
 # Properties that are not every unit's.
 _SERVICE: Final = (
-    *("ControlGroup", "ExecMain", "FileDescriptor", "MainPID", "NRestarts", "Memory", "Result"),
-    *("StatusText", "Watchdog"),
+    *("ControlGroup", "ExecMain", "FileDescriptor", "MainPID", "NFileDescriptor", "NRestarts"),
+    *("Memory", "Result", "StatusText", "Watchdog"),
 )
 _TIMER: Final = ("NextElapse", "LastTrigger")
 _GONE: Final = (
