@@ -24,7 +24,14 @@ from nomarr_systemd.core.ids import Component
 from nomarr_systemd.host import traces, units
 from nomarr_systemd.host.files import remove, write_durably
 from nomarr_systemd.host.holds import Holds
-from nomarr_systemd.host.manager import SUPERVISOR, TARGET, Manager, ManagerError, timer_of
+from nomarr_systemd.host.manager import (
+    CONTROLLER,
+    SUPERVISOR,
+    TARGET,
+    Manager,
+    ManagerError,
+    timer_of,
+)
 from nomarr_systemd.host.places import make_directories, make_programs
 from nomarr_systemd.host.queueing import queue
 
@@ -95,6 +102,7 @@ def carry_out(scope: Scope, plan: Plan, say: Callable[[str], None]) -> None:
         units.install(plan.changes)
         resolved = json.dumps(plan.config.to_dict()).encode()
         write_durably(scope.paths.resolved, resolved, mode=0o644)
+        manager.try_restart([CONTROLLER])  # one that runs decides by what it read at its start
         _forget(scope, plan)
         manager.reload()
         manager.reload_or_start(SUPERVISOR)

@@ -17,6 +17,7 @@ from nomarr_systemd.host.bus import MANAGER, PROPERTIES, Bus, BusError, Call, un
 
 TARGET: Final = "nomarr-workers.target"
 SUPERVISOR: Final = "nomarr-supervisor.service"
+CONTROLLER: Final = "nomarr-controller.service"
 SHUTDOWN: Final = "shutdown.target"  # has a job while the system, or a user's manager, goes down
 _TIMEOUT_S: Final = 60.0
 _NOT_LOADED: Final = 5  # systemctl's exit status for a unit to stop that is not there
