@@ -17,9 +17,9 @@ from nomarr_systemd.core.configfile import parse
 
 CHECKOUT = Path(__file__).parents[2]
 PAGES = sorted(
-    path
-    for path in CHECKOUT.rglob("*.md")
-    if path.relative_to(CHECKOUT).parts[0] not in ("build", "dist", ".venv")
+    page
+    for pattern in ("*.md", "docs/**/*.md", "examples/**/*.md", "packaging/**/*.md")
+    for page in CHECKOUT.glob(pattern)
 )
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
