@@ -210,7 +210,14 @@ def restart(scope: Scope, names: tuple[str, ...], as_json: bool) -> int:
 
 @click.command(epilog=examples("reset tag-0", "reset tag-0 --start", "reset --pool tag --start"))
 @click.argument("names", nargs=-1, metavar="[COMPONENT]...", shell_complete=complete)
-@click.option("--pool", "pools", multiple=True, metavar="POOL", shell_complete=complete_pool)
+@click.option(
+    "--pool",
+    "pools",
+    multiple=True,
+    metavar="POOL",
+    shell_complete=complete_pool,
+    help="All workers of this pool; may be given again.",
+)
 @click.option("--start", is_flag=True, help="Start them, too.")
 @json_option
 @click.pass_obj

@@ -176,3 +176,12 @@ def test_bad_questions(home: Path, arguments: list[str], complaint: str) -> None
     assert done.returncode == 2
     assert complaint in done.stderr
     assert "\x1b" not in done.stderr
+
+
+def test_fish_completes_for_real(home: Path) -> None:
+    if not shutil.which("fish"):
+        pytest.skip("no fish; packaging/prepare test installs it")
+    script = 'nomarrctl completion fish | source; complete -C "nomarrctl --user pause t"'
+    done = run(home, "fish", "--no-config", "-c", script)
+    assert done.returncode == 0, done.stderr
+    assert {line.split("\t")[0] for line in done.stdout.splitlines()} == {"tag-0", "tag-1", "tag"}

@@ -200,3 +200,15 @@ def test_two_at_once(site: Installation) -> None:
     assert done.returncode == 1
     assert "another nomarrctl apply is running" in done.stderr
     assert site.lab.get("tag-1", "ActiveState") == "inactive"
+
+
+def test_a_controller_that_runs_decides_by_the_new_policy(site: Installation) -> None:
+    site.bring_up(1)
+    site.crash()
+    assert site.records()[-1].window_limit == 2
+    assert site.lab.get("nomarr-controller.service", "ActiveState") == "active"
+    text = site.config.read_text().replace("max_restarts = 2", "max_restarts = 7")
+    site.config.write_text(text)
+    site.good("apply")
+    site.crash()
+    assert site.records()[-1].window_limit == 7

@@ -1,0 +1,214 @@
+#!/usr/bin/env python3
+"""Writes the man pages: packaging/manual.py DIRECTORY.
+
+A page is a file docs/man/NAME.SECTION.md in a small part of Markdown. A line {{ NAME }} in it
+stands for what the program itself knows: nomarrctl's commands and options, the settings of
+nomarr.toml, the directives that a pool cannot set. So a page cannot say otherwise than the program.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from nomarr_systemd import __version__  # noqa: E402  # the tree that is packaged, not an installed one
+from nomarr_systemd.cli.main import nomarrctl  # noqa: E402
+from nomarr_systemd.core import settings  # noqa: E402
+from nomarr_systemd.core.config import Config, Pool  # noqa: E402
+from nomarr_systemd.core.directives import OWNED  # noqa: E402
+from nomarr_systemd.core.meanings import MEANINGS  # noqa: E402
+
+EVERYWHERE = {"--help", "--user"}  # described once, with the global options
+UNSAID = ("[OPTIONS]", "[ARGS]...")
+SIGNS = {"\\": r"\e", "…": "...", "–": r"\(en", "−": r"\-", "→": r"\(->", "×": r"\(mu"}
+LITERAL = SIGNS | {"-": r"\-", "'": r"\(aq", "^": r"\(ha", "~": r"\(ti", "`": r"\(ga"}
+INLINE = re.compile(r"\\(?P<plain>.)|`(?P<code>[^`]+)`|\*(?P<other>(?:\\.|[^*])+)\*")
+ITEM = re.compile(r"(?P<term>.+)\n:   (?P<text>(?s:.+))")
+
+
+def literal(text: str, signs: dict[str, str] = LITERAL) -> str:
+    """What may be typed or copied, sign for sign."""
+    spelled = "".join(signs.get(sign, sign) for sign in text)
+    if not spelled.isascii():
+        raise SystemExit(f"manual: add a spelling for roff to SIGNS: {spelled}")
+    return spelled
+
+
+def plain(text: str) -> str:
+    """Words. A hyphen between letters is one; any other is a minus, as options have it."""
+    return literal(re.sub(r"(?<![A-Za-z])-|-(?![A-Za-z])", "−", text), SIGNS)
+
+
+def inline(text: str) -> str:
+    """`code` in bold, *placeholders* in italics, one line; a backslash takes a sign's meaning."""
+    parts, at = [], 0
+    for match in INLINE.finditer(text := " ".join(text.split())):
+        parts.append(plain(text[at : match.start()]))
+        if match["plain"]:
+            parts.append(plain(match["plain"]))
+        elif match["code"]:
+            parts.append(rf"\fB{literal(match['code'])}\fR")
+        else:
+            parts.append(rf"\fI{literal(match['other'].replace(chr(92), ''))}\fR")
+        at = match.end()
+    return guard("".join((*parts, plain(text[at:]))))
+
+
+def guard(line: str) -> str:
+    """A line that roff does not take for a command."""
+    return rf"\&{line}" if line.startswith((".", "'")) else line
+
+
+def render(block: str) -> Iterator[str]:
+    """One block of Markdown as lines of roff."""
+    if block.startswith("### "):
+        yield f'.SS "{inline(block[4:])}"'
+    elif block.startswith("## "):
+        yield f'.SH "{inline(block[3:].upper())}"'
+    elif block.startswith("    "):
+        yield from (".PP", ".nf", ".RS 4")
+        yield from (guard(literal(line)) for line in textwrap.dedent(block).splitlines())
+        yield from (".RE", ".fi")
+    elif item := ITEM.fullmatch(block):
+        yield from (".TP", inline(item["term"]), inline(item["text"]))
+    else:
+        yield from (".PP", inline(block))
+
+
+def make_page(source: Path) -> str:
+    """The whole page; its first line is "# NAME(SECTION): what it is"."""
+    blocks = re.split(r"\n(?:[ ]*\n)+", source.read_text(encoding="utf-8").rstrip())
+    name, section, summary = re.fullmatch(r"# (.+)\((\d)\): (.+)", blocks[0]).groups()  # type: ignore[union-attr]
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    date = re.findall(r"^## [\d.]+ – ([\d-]+)$", changes, re.MULTILINE)[0]
+    title = f'.TH "{literal(name.upper())}" {section} "{date}" "nomarr-systemd {__version__}"'
+    lines = [title, ".SH NAME", rf"{literal(name)} \- {plain(summary)}"]
+    for block in blocks[1:]:
+        known = re.fullmatch(r"\{\{ (\w+) \}\}", block)
+        for each in PARTS[known[1]]() if known else [block]:
+            lines += render(each)
+    # A heading begins a paragraph by itself.
+    return re.sub(r"^(\.S[HS] .+)\n\.PP$", r"\1", "\n".join(lines), flags=re.MULTILINE) + "\n"
+
+
+def escape(text: str) -> str:
+    return re.sub(r"([\\`*])", r"\\\1", text)
+
+
+def sentence(text: str) -> str:
+    return (text if text.startswith("systemd") else text[0].upper() + text[1:]) + "."
+
+
+def describe(text: str) -> Iterator[str]:
+    """A help text of click's: paragraphs, and those to be left as they are."""
+    for paragraph in inspect.cleandoc(text).split("\n\n"):
+        if paragraph.startswith("\b\n"):
+            title, _, rest = paragraph[2:].partition("\n")
+            yield escape(title)
+            yield textwrap.indent(textwrap.dedent(rest), "    ")
+        else:
+            yield paragraph if paragraph.startswith("    ") else escape(paragraph)
+
+
+def describe_options(command: click.Command, ctx: click.Context) -> Iterator[str]:
+    for parameter in command.get_params(ctx):
+        if isinstance(parameter, click.Argument) or (ctx.parent and EVERYWHERE & {*parameter.opts}):
+            continue
+        names, text = parameter.get_help_record(ctx) or ("", "")
+        yield f"`{names}`\n:   {escape(text) or 'See above.'}"
+
+
+def describe_command(command: click.Command, ctx: click.Context) -> Iterator[str]:
+    """A verb, or each verb of a group."""
+    pieces = [each for each in command.collect_usage_pieces(ctx) if each not in UNSAID]
+    names = ctx.command_path.partition(" ")[2]
+    yield f"### `{' '.join((names, *pieces))}`"
+    yield from describe(command.help or "")
+    yield from describe_options(command, ctx)
+    if command.epilog:
+        yield from describe(command.epilog)
+    if isinstance(command, click.Group):
+        yield from describe_all(command, ctx)
+
+
+def describe_all(group: click.Group, ctx: click.Context) -> Iterator[str]:
+    for name in group.list_commands(ctx):
+        command = group.get_command(ctx, name)
+        if command:
+            yield from describe_command(command, click.Context(command, ctx, name))
+
+
+def list_commands() -> Iterator[str]:
+    return describe_all(nomarrctl, click.Context(nomarrctl, info_name="nomarrctl"))
+
+
+def list_options() -> Iterator[str]:
+    ctx = click.Context(nomarrctl, info_name="nomarrctl", **nomarrctl.context_settings)
+    return describe_options(nomarrctl, ctx)
+
+
+def list_settings() -> Iterator[str]:
+    """Every section of nomarr.toml with its keys."""
+    config = Config()
+    values: dict[int, Any] = {
+        id(settings.POLICY): config.policy,
+        id(settings.HEALTH): config.health,
+        id(settings.STORE): config.store,
+        id(settings.WEB): config.web,
+        id(settings.POOL): Pool(""),
+    }
+    for home, keys in settings.HOMES.items():
+        yield f"### {home}"
+        for setting in keys:
+            default = show_default(getattr(values[id(keys)], setting.key))
+            text = f"{sentence(MEANINGS[setting.key])} {sentence(f'{setting.wants()}; {default}')}"
+            yield f"`{setting.key}`\n:   {escape(text)}"
+
+
+def show_default(value: object) -> str:
+    """A default as it would be written in the file."""
+    match value:
+        case None | "" | ():
+            return "not set by default"
+        case str():
+            return f'the default is "{value}"'
+        case tuple():
+            return f"the default is {[*value]}"
+        case _:
+            return f"the default is {value:g}"
+
+
+def list_owned() -> Iterator[str]:
+    for each in OWNED:
+        instead = f": {each.instead}" if each.instead else ""
+        yield f"`{each.name}`\n:   {escape(sentence(each.why + instead))}"
+
+
+PARTS = {
+    "commands": list_commands,
+    "options": list_options,
+    "settings": list_settings,
+    "owned": list_owned,
+}
+
+
+def main() -> int:
+    if len(sys.argv) != 2:
+        raise SystemExit(f"usage: {sys.argv[0]} DIRECTORY")
+    for source in sorted((ROOT / "docs/man").glob("*.md")):
+        Path(sys.argv[1], source.stem).write_text(make_page(source), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
