@@ -7,6 +7,7 @@ knows of workers. A file is read in blocks, so its length costs time and no memo
 from __future__ import annotations
 
 import cmath
+import importlib.util
 import math
 import os
 import signal
@@ -44,6 +45,10 @@ class Sound(NamedTuple):
     frames: int
     full_scale: int
     blocks: Iterator[array[int]]
+
+
+def can_read_flac() -> bool:
+    return importlib.util.find_spec("soundfile") is not None
 
 
 def measure(path: str, on_block: Callable[[], None]) -> dict[str, object]:
@@ -212,5 +217,10 @@ def _decode_natively(head: bytes) -> None:
     """
     if CRASH in head:
         signal.raise_signal(signal.SIGSEGV)
-    while HANG in head:
+    if HANG in head:
+        _wait_for_ever()
+
+
+def _wait_for_ever() -> None:
+    while True:
         time.sleep(1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import logging
 import os
 
 import sound
@@ -18,6 +19,8 @@ from nomarr_systemd.worker.directory import DirectoryJobs
 from nomarr_systemd.worker.errors import NonFatal, NotReady
 from nomarr_systemd.worker.runtime import Waits, Worker
 
+log = logging.getLogger(__name__)
+
 FOLDER = "TAGGER_FOLDER"
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -25,6 +28,12 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 class Tagger(Worker):
     # A look at the queue is cheap beside a song: new ones need not wait half a minute.
     idle_waits = Waits(0.1, 1.5, 1.0)
+
+    def load(self) -> None:
+        # Something is said at the start also for the journal: of a process whose first words are
+        # its last it may not know which unit it was.
+        kinds = "WAV and FLAC" if sound.can_read_flac() else "WAV; FLAC needs python3-soundfile"
+        log.info("ready for %s", kinds)
 
     def process(self, job: str) -> object:
         try:

@@ -27,8 +27,13 @@ SCAN = """\
 #!/bin/sh
 # Broken until somebody mends it.
 [ -e "$DEMO_MENDED" ] || { echo "cannot find the music library" >&2; exit 1; }
+exec 3>"$NOMARR_HEALTH_PIPE"
 systemd-notify --ready
-exec sleep 1000
+while printf 'HEALTH|{"component_id":"%s","status":"healthy"}\\n' "$NOMARR_COMPONENT_ID" >&3; do
+    sleep 0.5 3>&-
+    systemd-notify WATCHDOG=1
+done
+exit 75
 """
 # A hang is caught after 2 to 4 seconds; a job that only waits for a slow disk is not.
 CONFIG = """\
@@ -116,13 +121,7 @@ class Story:
         explain("nomarr.toml asks for two music taggers and a library scanner.")
         command("nomarrctl apply")
         self._stage.ctl("apply")
-        taggers = {parse_component(name).component_id for name in TAGGERS}
-
-        def are_healthy() -> bool:
-            health = self._stage.health()
-            return all(health.get(name) == "healthy" for name in taggers)
-
-        self._stage.wait(are_healthy, "both taggers are healthy", *TAGGERS)
+        self._wait_until_healthy(*TAGGERS)
         check(True, "two taggers are running, and say on their pipes that they are healthy")
 
     def tag(self) -> None:
@@ -170,15 +169,16 @@ class Story:
                 name,
             )
         check(True, "the file is to blame: the workers have their restarts back")
-        self._wait_until_running()
+        self._wait_until_healthy(*TAGGERS)
         check(True, "after their backoffs both taggers run again")
         command("nomarrctl jobs show music/deadly/crash.wav")
         quote(self._shorten(self._stage.ctl("jobs", "show", path)))
         name, run = _run_of(job["crashes"][0])
         command(f"nomarrctl why {name} --invocation {run[:8]}")
-        said = self._ask_why("_decode_natively", name, "--invocation", run)
+        said = self._ask_why("in _decode_natively", name, "--invocation", run)
         quote(self._shorten(_sections(said, "The stacks", "Decision")))
-        check("killed by SIGSEGV" in said, "it names the signal, and the line of code it came from")
+        place = "" if self._stage.lab.uid else ", and the place in the code"
+        check("killed by SIGSEGV" in said, f"it names the signal{place}")
 
     def hang(self) -> None:
         say("Another makes it wait for ever. The process lives, and so do its threads.")
@@ -195,8 +195,12 @@ class Story:
             self._tell_decision(name, run).kind == "watchdog",
             "systemd's watchdog ended it: it is told of progress, not of a live thread",
         )
-        said = self._ask_why("_decode_natively", name, "--invocation", run)
-        check("/tagger/sound.py" in said, "the journal has its stack, down to the line that waits")
+        self._stage.wait(
+            lambda: any("_wait_for_ever" in line for line in self._stage.said_by(name)),
+            f"the journal has the stack of {name}",
+            name,
+        )
+        check(True, "the journal has its stack, down to the line that waits")
         explain("The file goes back into the queue; the next one to try it will be caught, too.")
 
     def fail(self) -> None:
@@ -226,15 +230,13 @@ class Story:
             pass
         command("nomarrctl reset --start scan-0")
         self._stage.ctl("reset", "--start", "scan-0")
-        self._stage.wait(
-            lambda: self._stage.show("scan-0", "ActiveState") == "active", "scan-0 runs", "scan-0"
-        )
-        check(True, "it is unmasked, its counts begin again, and it runs")
+        self._wait_until_healthy("scan-0")
+        check(True, "it is unmasked, its counts begin again, it runs and is healthy")
 
     def look_back(self) -> None:
         say("What became of it all.")
         self._wait_for_jobs(self._list("deadly"), "quarantined")
-        self._wait_until_running()
+        self._wait_until_healthy(*TAGGERS, "scan-0")
         command("nomarrctl jobs list --pool tag")
         quote(self._stage.ctl("jobs", "list", "--pool", "tag").splitlines()[-1])
         command("nomarrctl status")
@@ -244,7 +246,7 @@ class Story:
         check(
             [statuses.count(word) for word in ("done", "error", "quarantined")] == counts
             and len(statuses) == sum(counts),
-            "every file has its end: none is lost, none is stuck, and every worker runs",
+            "every file has its end: none is lost, none is stuck, and all workers are well",
         )
 
     def stop(self) -> None:
@@ -278,13 +280,14 @@ class Story:
         what = f"{', '.join(names[:3])}{' …' * (len(names) > 3)}: {' or '.join(statuses)}"
         return self._stage.wait(look, what, *TAGGERS) or {}
 
-    def _wait_until_running(self) -> None:
-        for name in TAGGERS:
-            self._stage.wait(
-                lambda: self._stage.show(name, "ActiveState") == "active",  # noqa: B023
-                f"{name} runs again",
-                name,
-            )
+    def _wait_until_healthy(self, *names: str) -> None:
+        wanted = [parse_component(name).component_id for name in names]
+
+        def look() -> bool:
+            health = self._stage.health()
+            return all(health.get(name) == "healthy" for name in wanted)
+
+        self._stage.wait(look, f"{', '.join(names)}: healthy", *names)
 
     def _tell_decision(self, name: str, run: str) -> Record:
         """What is on record about a death; and what the journal has, where systemctl status
@@ -300,11 +303,12 @@ class Story:
         )
 
     def _ask_why(self, names: str, *arguments: str) -> str:
-        """What ``why`` says, once the journal has what it is to name."""
+        """What ``why`` says, once the journal has what it is to name. The lab's is root's: a plain
+        user is told the rest."""
 
         def ask() -> str:
             said = self._stage.ctl("why", *arguments)
-            return said if names in said else ""
+            return said if names in said or self._stage.lab.uid else ""
 
         return self._stage.wait(ask, f"why names {names}", arguments[0])
 
