@@ -1,6 +1,5 @@
-#!/usr/bin/env python3
 """Makes a folder of small sound files for the tagger: good ones, broken ones, and two that stand in
-for a bug in a decoder. Usage: make_music.py FOLDER
+for a bug in a decoder. Usage: python3 make_music.py FOLDER
 """
 
 from __future__ import annotations
