@@ -66,7 +66,7 @@ def installed() -> Iterator[str]:
         pytest.skip(f"the system's Python has not all of {NEEDED}: run packaging/prepare test")
     with tempfile.TemporaryDirectory(prefix="nomarr-plain-") as directory:
         os.chmod(directory, 0o755)
-        for name in ("nomarr_systemd", "units", "templates"):
+        for name in ("nomarr_systemd", "units", "templates", "examples"):
             shutil.copytree(CHECKOUT / name, Path(directory, name))
         # Nobody can keep there what it compiled.
         subprocess.run([PYTHON, "-m", "compileall", "-q", directory], check=True)
