@@ -39,11 +39,13 @@ from nomarr_systemd.store.protocol import Store
 _OWN_SIGNALS: Final = frozenset((-6, -9))
 _RUN_FACTS: Final = (
     "ActiveState",
+    "LoadState",
     "InvocationID",
     "Job",
     "ExecMainStartTimestampMonotonic",
     "ExecMainExitTimestampMonotonic",
 )
+MASKED: Final = "it is masked, by a decision before this or by hand"
 Facts = dict[str, str]
 Effect = tuple[str, str, str]  # the component, the invocation, how far its decision has got
 
@@ -88,7 +90,8 @@ class Controller:
     @property
     def outcomes(self) -> Outcomes:
         if self._outcomes is None:
-            self._outcomes = Outcomes(self.paths, self.config, self.manager, self.ledger)
+            known = (self.paths, self.config, self.manager)
+            self._outcomes = Outcomes(*known, self.ledger, self.store)
         return self._outcomes
 
     def close(self) -> None:
@@ -161,7 +164,7 @@ class Controller:
             run_ms,
             stop_asked,
             shutting_down,
-            self.read_hold(component),
+            self.read_hold(component) or (MASKED if unit["LoadState"] == "masked" else ""),
             death.code == EX_TEMPFAIL and self._was_away(unit),
         )
         is_same = unit["InvocationID"] == invocation and unit["ActiveState"] == "failed"
@@ -300,9 +303,11 @@ class Controller:
         return True
 
     def _is_as_left(self, component: Component, invocation: str) -> bool:
-        shown = self.manager.show([component.unit], ["ActiveState", "InvocationID"])[component.unit]
+        asked = ["ActiveState", "LoadState", "InvocationID"]
+        shown = self.manager.show([component.unit], asked)[component.unit]
         run = invocation.partition("#")[0]
-        return shown["ActiveState"] == "failed" and shown["InvocationID"] == run
+        is_failed = shown["ActiveState"] == "failed" and shown["InvocationID"] == run
+        return is_failed and shown["LoadState"] != "masked"
 
     def _spool(self, deaths: Iterable[Death]) -> None:
         now = clock.now()

@@ -31,6 +31,8 @@ from nomarr_systemd.host.files import remove
 from nomarr_systemd.host.manager import SUPERVISOR, monotonic_ms
 
 START_JOB_GRACE_MS: Final = 10_000
+SETTLING_S: Final = 5.0
+_LOOK_AGAIN_S: Final = 0.05
 STOP_MARK_S: Final = 3600.0  # longer than any stop may take
 _EXIT_FACTS: Final = ("InvocationID", "Result", "ExecMainCode", "ExecMainStatus")
 # What SIGCHLD says: si_code as systemd shows it.
@@ -48,6 +50,12 @@ def reconcile(controller: Controller) -> None:
         begun_ms = monotonic_ms()
         with controller.alone():
             look_over(controller)
+    # The supervisor may settle this moment what it was asked about.
+    until = time.monotonic() + SETTLING_S
+    while controller.outcomes.awaited and time.monotonic() < until:
+        time.sleep(_LOOK_AGAIN_S)
+        with controller.alone():
+            controller.outcomes.ask_again()
 
 
 def _came_back(controller: Controller, since_ms: int) -> bool:
@@ -149,10 +157,12 @@ def finish(controller: Controller, component: Component, record: Record) -> None
         controller.manager.stop([component.unit])
         controller.carry_out([(component, record)])
         return
-    facts = controller.manager.show([component.unit, SUPERVISOR], ["ActiveState", "InvocationID"])
+    asked = ["ActiveState", "LoadState", "InvocationID"]
+    facts = controller.manager.show([component.unit, SUPERVISOR], asked)
     unit, supervisor = facts[component.unit], facts[SUPERVISOR]
     base = record.invocation.partition("#")[0]
-    if unit["ActiveState"] != "failed" or unit["InvocationID"] != base:
+    is_as_left = unit["ActiveState"] == "failed" and unit["InvocationID"] == base
+    if not is_as_left or unit["LoadState"] == "masked":
         controller.ledger.set_effect(component.component_id, record.invocation, "done")
         return
     if record.action == "hold":

@@ -40,7 +40,7 @@ class Subject(Protocol):
     def describe_self(self) -> dict[str, Any]: ...
     def describe_system(self) -> dict[str, Any]: ...
     def take_crash(self, worker: Worker, invocation: str, cause: str, decision: str) -> str: ...
-    def describe_settlement(self, invocation: str) -> dict[str, Any]: ...
+    def describe_settlement(self, worker: Worker, invocation: str) -> dict[str, Any]: ...
     def show_queues(self, patterns: Patterns) -> Iterator[dict[str, Any]]: ...
     def take_failed(self, worker: Worker) -> None: ...
     def take_reset(self, worker: Worker) -> None: ...
@@ -95,9 +95,9 @@ class Live:
             "snapshot": self._snapshot,
             "blackbox": self._blackbox,
             "label": self._label,
-            "settlement": self._settlement,
         }
         self._changers: Mapping[str, Callable[[dict[str, Any]], Iterator[bytes]]] = {
+            "settlement": self._settlement,
             "crashed": self._crashed,
             "set_failed": self._set_failed,
             "reset": self._reset,
@@ -234,12 +234,16 @@ class Live:
         worker = self._find(request)
         texts = (_text(request, name) for name in ("invocation", "cause", "decision"))
         label = self._subject.take_crash(worker, *texts)
-        settled = self._subject.describe_settlement(_text(request, "invocation"))
+        settled = self._subject.describe_settlement(worker, _text(request, "invocation"))
         return iter([encode({"ok": True, "label": label, **settled})])
 
     def _settlement(self, request: dict[str, Any]) -> Iterator[bytes]:
-        """What became of the jobs of a run: ``settled`` False means, not yet; ask again."""
-        settled = self._subject.describe_settlement(_text(request, "invocation"))
+        """What became of the jobs of a run: ``settled`` False means, not yet; ask again.
+
+        A run that has ended and that nobody settled is settled now: only for root to say.
+        """
+        worker = self._find(request)
+        settled = self._subject.describe_settlement(worker, _text(request, "invocation"))
         return iter([encode({"ok": True, **settled})])
 
     def _set_failed(self, request: dict[str, Any]) -> Iterator[bytes]:

@@ -25,7 +25,7 @@ from nomarr_systemd.supervisor import live
 from nomarr_systemd.supervisor.log import NOTICE, WARNING, log
 from nomarr_systemd.supervisor.loop import Loop, Timer
 from nomarr_systemd.supervisor.registry import Registry, Worker
-from nomarr_systemd.supervisor.settler import Eyes, Settler, describe
+from nomarr_systemd.supervisor.settler import UNSEEN, Eyes, Settler, describe
 from nomarr_systemd.supervisor.topics import Patterns
 
 ALL: Final = "queue:status"
@@ -62,6 +62,7 @@ class Queues:
         self._live: live.Live | None = None
         self._config = Config()
         self._outcomes: OrderedDict[str, Outcome] = OrderedDict()
+        self._causes: dict[str, str] = {}  # of runs that are being settled, by invocation
         self._queues: dict[str, dict[str, Any]] = {}
         self._running: dict[str, dict[str, Any]] = {}
         self._names: dict[tuple[str, str], None] = {}  # pool and job, as frames named them
@@ -81,24 +82,37 @@ class Queues:
 
     # Settlement
 
-    def answer(self, invocation: str) -> dict[str, Any]:
-        """What is known of a run that has ended (see ``settler.describe``)."""
-        return dict(describe(self._outcomes.get(invocation)))
+    def answer(self, component_id: str, invocation: str, *, is_over: bool) -> dict[str, Any]:
+        """What is known of a run (see ``settler.describe``).
+
+        One that is over and not known here was settled by a supervisor before us, whose books
+        tell what came of it, or by nobody.
+        """
+        outcome = self._outcomes.get(invocation)
+        if outcome is None and is_over:
+            self.settler.settle(component_id, invocation, UNSEEN)
+        return dict(describe(outcome))
 
     def take_cause(self, component_id: str, invocation: str, cause: str) -> None:
         """The controller's word for a death. One that we know nothing of is settled by it."""
         outcome = self._outcomes.get(invocation)
         if outcome is None:
+            # It may be owed by another word already: then this one is put in afterwards.
+            if len(self._causes) < _MAX_OUTCOMES:
+                self._causes[invocation] = cause
             self.settler.settle(component_id, invocation, cause)
         elif outcome.settled:
             self.settler.name_cause(outcome, cause)
 
-    def _take_outcome(self, outcome: Outcome) -> None:
-        if self._outcomes.get(outcome.invocation) == outcome:
-            return  # seen by the loop and found by its claim: nothing is told twice
+    def _take_outcome(self, outcome: Outcome, *, is_new: bool) -> None:
+        cause = self._causes.pop(outcome.invocation, "")
+        if cause and outcome.settled:
+            self.settler.name_cause(outcome, cause)
         self._outcomes[outcome.invocation] = outcome
         while len(self._outcomes) > _MAX_OUTCOMES:
             self._outcomes.popitem(last=False)
+        if not is_new:
+            return  # nothing is told twice
         fields = {"component": outcome.component_id, "invocation": outcome.invocation}
         for each in outcome.settled:
             log(NOTICE, f"its job is {each.status} now", job=each.job, path=each.path, **fields)

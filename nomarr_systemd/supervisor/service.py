@@ -353,8 +353,10 @@ class Supervisor:
         ended = worker.ended
         return ended.label if ended and ended.invocation == invocation else ""
 
-    def describe_settlement(self, invocation: str) -> dict[str, Any]:
-        return self.queues.answer(invocation)
+    def describe_settlement(self, worker: Worker, invocation: str) -> dict[str, Any]:
+        """What is known of the run; one that has ended and is not settled will be."""
+        is_over = is_run(invocation) and invocation != self._find_invocation(worker.component_id)
+        return self.queues.answer(worker.component_id, invocation, is_over=is_over)
 
     def show_queues(self, patterns: Patterns) -> Iterator[dict[str, Any]]:
         return self.queues.show(patterns)
