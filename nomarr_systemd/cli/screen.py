@@ -147,7 +147,7 @@ def _next(view: View) -> str:
     if view.load == "masked":
         return "reset"
     if view.held:
-        return "resume" if view.held.startswith("paused") else "held"
+        return "held" if _is_held(view) else "resume"
     if view.next_restart_ms is not None:
         return f"in {_brief(view.next_restart_ms)}"
     return "-"
@@ -183,8 +183,22 @@ def _count_states(views: Sequence[View]) -> str:
     return f"{count(len(views))}, {parts}"
 
 
+def _is_held(view: View) -> bool:
+    """For another reason than that a person paused it."""
+    return bool(view.held) and not view.held.startswith("paused")
+
+
 def _notes(views: Sequence[View], width: int) -> Iterator[str]:
     """What a column has no room for."""
+    reasons = dict.fromkeys((view.worker.pool, view.held) for view in views if _is_held(view))
+    for pool, why in reasons:
+        names = [
+            view.worker.instance for view in views if (view.worker.pool, view.held) == (pool, why)
+        ]
+        hint = (
+            f"; to start them now: nomarrctl resume {pool}" if why.startswith("incident:") else ""
+        )
+        yield click.style(fit(f"{', '.join(names)}: held: {why}{hint}", width), fg="cyan")
     for view in views:
         name = view.worker.instance
         if view.disagreement:

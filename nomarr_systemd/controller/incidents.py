@@ -122,7 +122,7 @@ class Incidents:
         made = Incident(pool, first.kind, first.code, now, first.component_id, members, refunds)
         incident = self._breaker.open(made)
         if incident == made:
-            text = f"{made.text}; {made.canary} is tried alone, the others wait and are not blamed"
+            text = f"{made.text}, the others wait and are not blamed"
             journal.write_incident(pool, text, opened=True)
         self._settle(incident)
         return incident
@@ -195,8 +195,10 @@ class Incidents:
                 self._holds.release(component)
 
     def _hold(self, component: Component, text: str) -> None:
-        """Unless it is held already, by a person perhaps, whose word is the stronger."""
-        if not self._holds.read(component):
+        """Unless a person holds it, whose word is the stronger. The words change with the
+        incident: more die of it, another canary is tried."""
+        held = self._holds.read(component)
+        if not held or (held.startswith(INCIDENT) and held != text):
             self._holds.hold(component, text)
 
     def _is_held(self, component: Component) -> bool:

@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 from nomarr_systemd.core.config import Config, Pool
 from nomarr_systemd.core.errors import KeyExists, NoSuchWorker
 from nomarr_systemd.core.ids import Component
+from nomarr_systemd.core.jobs import POOL_FAILED
 from nomarr_systemd.core.model import age_ms
 from nomarr_systemd.core.quoting import escape
 from nomarr_systemd.host import clock, control, journal
@@ -142,7 +143,7 @@ class Outcomes:
             control.ask(self._paths.live, {"op": "set_failed", "component": worker.component_id})
         with self._store.batch():  # last: whatever is killed before this is done again
             for worker in down:
-                text = f"its pool failed: {reason}"
+                text = f"{POOL_FAILED}{reason}"
                 self._ledger.mark_failed_permanent(worker.component_id, text)
 
     def _workers_of(self, pool: str) -> list[Component]:

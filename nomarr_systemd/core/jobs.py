@@ -26,6 +26,8 @@ STOPPED: Final = "stopped"  # as somebody had asked
 REBOOTED: Final = "the machine was started again"
 UNCOUNTED: Final = (STOPPED, REBOOTED)
 
+POOL_FAILED: Final = "its pool failed: "  # how the reason begins that its workers are masked for
+
 MAX_CERTIFICATES: Final = 20
 _MAX_PATH: Final = 65_536  # bytes: more than any kernel takes
 _SLUG: Final = 48

@@ -93,6 +93,11 @@ class Queues:
             self.settler.settle(component_id, invocation, UNSEEN)
         return dict(describe(outcome))
 
+    def find_job(self, invocation: str) -> str:
+        """The path of the job that a run had in hand when it ended; empty if that is not known."""
+        outcome = self._outcomes.get(invocation)
+        return outcome.settled[0].path if outcome and outcome.settled else ""
+
     def take_cause(self, component_id: str, invocation: str, cause: str) -> None:
         """The controller's word for a death. One that we know nothing of is settled by it."""
         outcome = self._outcomes.get(invocation)

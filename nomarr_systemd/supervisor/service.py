@@ -353,6 +353,9 @@ class Supervisor:
         ended = worker.ended
         return ended.label if ended and ended.invocation == invocation else ""
 
+    def find_job(self, invocation: str) -> str:
+        return self.queues.find_job(invocation)
+
     def describe_settlement(self, worker: Worker, invocation: str) -> dict[str, Any]:
         """What is known of the run; one that has ended and is not settled will be."""
         is_over = is_run(invocation) and invocation != self._find_invocation(worker.component_id)

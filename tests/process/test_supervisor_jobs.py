@@ -155,9 +155,7 @@ def test_quarantine_and_what_the_controller_gives_back(desk: Desk) -> None:
         desk.lab.end_run("tag-0")
         events.until(settled)
     assert desk.job()["status"] == "quarantined"
-    answer = desk.lab.live().ask(
-        op="settlement", component="tag-0", invocation=invocations[-1]
-    )
+    answer = desk.lab.live().ask(op="settlement", component="tag-0", invocation=invocations[-1])
     assert answer["quarantined"] == [key_of("tag", "/a")]
     assert answer["refund"] == invocations
     assert answer["fail_pool"] == ""  # the job was at fault, not the pool

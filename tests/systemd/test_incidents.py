@@ -123,7 +123,7 @@ def test_an_outage_blames_nobody_and_ends_by_itself(lab: Lab) -> None:
         assert not any(account.window.values()), "the window is untouched"
     assert os.listdir(lab.paths.hold) == []
     said = lab.journal("-o", "cat", "NOMARR_POOL=tag")
-    assert said.count("is tried alone") == said.count("is closed") == 1
+    assert said.count("wait and are not blamed") == said.count("is closed") == 1
 
 
 def test_a_second_outage_within_the_window_counts(lab: Lab) -> None:
