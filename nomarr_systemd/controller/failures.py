@@ -16,7 +16,7 @@ from typing import Final
 from nomarr_systemd.breaker import Breaker
 from nomarr_systemd.controller.death import Death
 from nomarr_systemd.controller.incidents import Incidents
-from nomarr_systemd.controller.outcomes import Outcomes
+from nomarr_systemd.controller.outcomes import Outcomes, is_blamed
 from nomarr_systemd.controller.pending import Pending, Waiting, due_file
 from nomarr_systemd.core.config import Config
 from nomarr_systemd.core.errors import StoreError
@@ -326,7 +326,8 @@ class Controller:
             "decision": f"{record.action}: {record.text}",
         }
         answer = control.ask(self.paths.live, request)
-        self.outcomes.take(death.component, record.invocation, answer)
+        blamed = is_blamed(record)
+        self.outcomes.take(death.component, record.invocation, answer, is_blamed=blamed)
 
 
 def _is_new(record: Record) -> bool:

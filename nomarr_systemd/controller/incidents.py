@@ -83,11 +83,33 @@ class Incidents:
         return still_open
 
     def close(self, pool: str, why: str) -> bool:
-        """A person's word, or the canary's: the pool may run. False if there was no incident."""
-        closed = self._breaker.close(pool, why, clock.now())
-        if closed:
-            journal.write_incident(pool, f"incident of {pool} is closed: {why}", opened=False)
-        return closed
+        """A person's word, or the canary's: the pool runs. False if there was no incident."""
+        incident = self._breaker.get(pool)
+        if incident is None or not self._breaker.close(pool, why, clock.now()):
+            return False
+        journal.write_incident(pool, f"incident of {pool} is closed: {why}", opened=False)
+        self._let_go(incident)
+        return True
+
+    def _let_go(self, incident: Incident) -> None:
+        """Start its members now, also those whose backoff began before it was an incident.
+
+        Cut short, the rest lose their holds at the next look and start when they are due.
+        """
+        members = [parse_component(name) for name in incident.members]
+        asked = ["ActiveState", "LoadState", "InvocationID"]
+        shown = self._manager.show([each.unit for each in members], asked)
+        for component in members:
+            self._holds.release(component)  # a pause stays
+            unit, name = shown[component.unit], component.component_id
+            is_down = unit["ActiveState"] == "failed" and unit["LoadState"] != "masked"
+            last = self._ledger.account(name).find_last(unit["InvocationID"])
+            if not is_down or self._holds.read(component) or last is None:
+                continue
+            self._manager.start(component.unit)
+            self._manager.cancel_timer(component)
+            effect = "done" if last.action == "hold" else "started"
+            self._ledger.set_effect(name, last.invocation, effect)
 
     def _find_or_open(self, pool: str, deaths: Iterable[Death]) -> Incident | None:
         """The pool's open incident, or one that these deaths make."""

@@ -18,6 +18,7 @@ from nomarr_systemd.core.ids import Component
 from nomarr_systemd.core.jobs import POOL_FAILED
 from nomarr_systemd.core.model import age_ms
 from nomarr_systemd.core.quoting import escape
+from nomarr_systemd.core.record import Record
 from nomarr_systemd.host import clock, control, journal
 from nomarr_systemd.host.manager import Manager
 from nomarr_systemd.host.paths import Paths
@@ -36,6 +37,7 @@ class Awaited(NamedTuple):
 
     component: Component
     until: float
+    is_blamed: bool
 
 
 class Outcomes:
@@ -51,12 +53,15 @@ class Outcomes:
         self._store = store
         self.awaited: dict[str, Awaited] = {}  # by invocation
 
-    def take(self, component: Component, invocation: str, answer: Mapping[str, Any]) -> None:
+    def take(
+        self, component: Component, invocation: str, answer: Mapping[str, Any], *, is_blamed: bool
+    ) -> None:
         """Act on an answer about a run, or remember to ask again."""
         if "#" in invocation:
             return  # a start that failed: there was no new run, and no job
         if answer.get("settled") is False:
-            self.awaited.setdefault(invocation, Awaited(component, monotonic() + PATIENCE_S))
+            awaited = Awaited(component, monotonic() + PATIENCE_S, is_blamed)
+            self.awaited.setdefault(invocation, awaited)
             return
         self.awaited.pop(invocation, None)
         jobs = [escape(str(job)) for job in answer.get("quarantined") or ()][:_MAX_REFUNDS]
@@ -69,11 +74,11 @@ class Outcomes:
 
     def ask_again(self) -> None:
         """About runs that were not settled when it was asked before."""
-        for invocation, (component, until) in list(self.awaited.items()):
+        for invocation, (component, until, is_blamed) in list(self.awaited.items()):
             if monotonic() > until:
                 del self.awaited[invocation]
             else:
-                self._ask(component, invocation)
+                self._ask(component, invocation, is_blamed=is_blamed)
 
     def ask_all(self) -> None:
         """About every run of late that somebody was blamed for: its answer may have got lost."""
@@ -86,19 +91,21 @@ class Outcomes:
                     break  # what was before does not matter any more
                 if age_ms(record.moment, now) > RECENT_MS:
                     break
-                is_blamed = record.action in ("restart", "fail") and record.invocation
-                if is_blamed and not self._ask(component, record.invocation):
+                if not is_blamed(record) or not record.invocation:
+                    continue
+                if not self._ask(component, record.invocation, is_blamed=True):
                     return  # nobody is there; one that comes has the reconciler started
 
-    def _ask(self, component: Component, invocation: str) -> bool:
+    def _ask(self, component: Component, invocation: str, *, is_blamed: bool) -> bool:
         """False if the supervisor does not answer."""
         request = {
             "op": "settlement",
             "component": component.component_id,
             "invocation": invocation,
+            "crashed": is_blamed,
         }
         answer = control.ask(self._paths.live, request)
-        self.take(component, invocation, answer)
+        self.take(component, invocation, answer, is_blamed=is_blamed)
         return bool(answer)
 
     def _give_back(
@@ -148,6 +155,11 @@ class Outcomes:
 
     def _workers_of(self, pool: str) -> list[Component]:
         return [each for each in self._config.components() if each.pool == pool]
+
+
+def is_blamed(record: Record) -> bool:
+    """Whether its end counts as a crash."""
+    return record.action in ("restart", "fail")
 
 
 def _may_fail(pool: Pool) -> bool:

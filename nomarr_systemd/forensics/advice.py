@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from nomarr_systemd.core.exits import EX_CONFIG, EX_SOFTWARE, EX_TEMPFAIL
-from nomarr_systemd.forensics.certificate import Certificate, Death
-
 from nomarr_systemd.core.jobs import POOL_FAILED
+from nomarr_systemd.forensics.certificate import Certificate, Death
 
 
 class Advice(NamedTuple):

@@ -42,7 +42,9 @@ class Subject(Protocol):
     def take_crash(self, worker: Worker, invocation: str, cause: str, decision: str) -> str: ...
     def find_job(self, invocation: str) -> str: ...
 
-    def describe_settlement(self, worker: Worker, invocation: str) -> dict[str, Any]: ...
+    def settle_crash(self, worker: Worker, invocation: str) -> None: ...
+
+    def describe_settlement(self, invocation: str) -> dict[str, Any]: ...
     def show_queues(self, patterns: Patterns) -> Iterator[dict[str, Any]]: ...
     def take_failed(self, worker: Worker) -> None: ...
     def take_reset(self, worker: Worker) -> None: ...
@@ -238,16 +240,18 @@ class Live:
         worker = self._find(request)
         texts = (_text(request, name) for name in ("invocation", "cause", "decision"))
         label = self._subject.take_crash(worker, *texts)
-        settled = self._subject.describe_settlement(worker, _text(request, "invocation"))
+        settled = self._subject.describe_settlement(_text(request, "invocation"))
         return iter([encode({"ok": True, "label": label, **settled})])
 
     def _settlement(self, request: dict[str, Any]) -> Iterator[bytes]:
         """What became of the jobs of a run: ``settled`` False means, not yet; ask again.
 
-        A run that has ended and that nobody settled is settled now: only for root to say.
+        One that has ``crashed``, and that nobody settled, is settled now: only for root to say.
         """
-        worker = self._find(request)
-        settled = self._subject.describe_settlement(worker, _text(request, "invocation"))
+        worker, invocation = self._find(request), _text(request, "invocation")
+        if request.get("crashed") is True:
+            self._subject.settle_crash(worker, invocation)
+        settled = self._subject.describe_settlement(invocation)
         return iter([encode({"ok": True, **settled})])
 
     def _set_failed(self, request: dict[str, Any]) -> Iterator[bytes]:

@@ -19,7 +19,7 @@ from nomarr_systemd.core.exits import LABELS
 from nomarr_systemd.core.frames import EVENTS
 from nomarr_systemd.core.health import EOF_GONE, REGISTERED, RESET, SET_FAILED, State, Transition
 from nomarr_systemd.core.ids import Component, find_instance, is_run, parse_component
-from nomarr_systemd.core.jobs import STOPPED
+from nomarr_systemd.core.jobs import LEFT, STOPPED
 from nomarr_systemd.host.paths import Paths
 from nomarr_systemd.supervisor import live, pipes, witness
 from nomarr_systemd.supervisor.inquiry import Inquiry
@@ -71,7 +71,7 @@ class Supervisor:
         self._units = Units(paths.runtime, paths.stop)
         eyes = Eyes(self._find_invocation, self._units.was_asked_to_stop)
         self.queues = Queues(loop, eyes, self.registry)
-        self.settle: Callable[[str, str, str], None] = self.queues.settler.settle
+        self.settle: Callable[[str, str, str], None] = self.queues.settle
         self._memory = Memory(os.path.join(os.path.dirname(paths.live), "memory"))
         self._stored = stored
         listening, renewed = live.open_socket(paths.live, stored.pop(live.NAME, []))
@@ -225,7 +225,10 @@ class Supervisor:
         if worker.state.status != "dead" and self._units.was_asked_to_stop(invocation):
             self.registry.step(worker, EVENTS["stopping"])
         self.registry.step(worker, EOF_GONE)
-        cause = worker.state.cause if worker.state.status == "dead" else STOPPED
+        if worker.state.status == "dead":
+            cause = worker.state.cause
+        else:
+            cause = STOPPED if self._units.was_asked_to_stop(invocation) else LEFT
         worker.ended = Run(invocation, worker.label, worker.said().get("job"), cause)
         self.settle(worker.component_id, invocation, cause)
 
@@ -349,17 +352,22 @@ class Supervisor:
         if invocation and invocation == worker.invocation:
             return worker.label
         if is_run(invocation):
-            self.queues.take_cause(worker.component_id, invocation, cause)
+            is_blamed = decision.startswith(("restart", "fail"))
+            self.queues.take_cause(worker.component_id, invocation, cause, is_blamed=is_blamed)
         ended = worker.ended
         return ended.label if ended and ended.invocation == invocation else ""
 
     def find_job(self, invocation: str) -> str:
         return self.queues.find_job(invocation)
 
-    def describe_settlement(self, worker: Worker, invocation: str) -> dict[str, Any]:
-        """What is known of the run; one that has ended and is not settled will be."""
-        is_over = is_run(invocation) and invocation != self._find_invocation(worker.component_id)
-        return self.queues.answer(worker.component_id, invocation, is_over=is_over)
+    def settle_crash(self, worker: Worker, invocation: str) -> None:
+        """A run of an earlier supervisor's time, or one that we forgot."""
+        self._sync(worker)
+        if is_run(invocation) and invocation != worker.invocation:
+            self.queues.settle_unseen(worker.component_id, invocation)
+
+    def describe_settlement(self, invocation: str) -> dict[str, Any]:
+        return self.queues.answer(invocation)
 
     def show_queues(self, patterns: Patterns) -> Iterator[dict[str, Any]]:
         return self.queues.show(patterns)

@@ -184,10 +184,32 @@ def test_a_pool_fails_with_all_its_work(desk: Desk, settings: dict[str, Any]) ->
     desk.lab.kill()
     desk.lab.start()
     live = desk.lab.live()
-    asked = {"op": "settlement", "component": "tag-0", "invocation": invocation}
+    asked = {"op": "settlement", "component": "tag-0", "invocation": invocation, "crashed": True}
     while not (answer := live.ask(**asked))["settled"]:
         pass
     assert answer["fail_pool"] == outcome["fail_pool"]
+
+
+def test_who_leaves_in_peace_and_fails_all_the_same_is_counted(desk: Desk) -> None:
+    """As a worker does after too many errors: only systemd knows its exit status."""
+    events = desk.start(crash_policy="fail-pool")
+    invocation = desk.begin("tag-0")
+    writer = desk.lab.writer("tag-0")
+    writer.frame(status="stopping")
+    desk.lab.end_run("tag-0")
+    live = desk.lab.live()
+    asked = {"op": "settlement", "component": "tag-0", "invocation": invocation}
+    while not (answer := live.ask(**asked))["settled"]:
+        pass
+    assert answer["fail_pool"] == ""
+    live.ask(**asked, crashed=True)
+    told = {"component": "tag-0", "invocation": invocation, "cause": "exit status 70"}
+    live.ask(op="crashed", decision="hold: paused", **told)
+    assert live.ask(**asked) == answer
+    live.ask(op="crashed", decision="restart: after 1 s", **told)
+    outcome = events.until(settled)[-1]["outcome"]
+    assert "exit status 70" in outcome["fail_pool"]
+    assert live.ask(**asked)["fail_pool"] == outcome["fail_pool"]
 
 
 def test_a_store_that_is_away_costs_time_and_nothing_else(desk: Desk) -> None:

@@ -24,7 +24,7 @@ POOLS = {
     "keep": (2, ""),
     "again": (2, 'crash_policy = "restart-requeue-in-flight"\njob_max_crashes = 2'),
     "whole": (2, 'crash_policy = "fail-pool"'),
-    "strict": (2, "crash_max_retries = 1"),
+    "strict": (3, "crash_max_retries = 1"),
     "life": (1, "idle_evict_s = 0.5"),
 }
 
@@ -91,18 +91,12 @@ def test_a_poisonous_job_is_set_aside_and_restarts_are_given_back(site: JobSite)
     for name in site.instances("again"):
         assert site.account(name).window == before[name]
     key = site.key("again", "poison")
-    outcome = site.lab.wait_for(
-        lambda: next(
-            (
-                event["outcome"]
-                for event in tuple(watch.events)
-                if event["type"] == "settled" and event["outcome"]["quarantined"]
-            ),
-            None,
-        ),
-        what="the event",
-    )
-    assert outcome["quarantined"] == [key]
+
+    def announced() -> list[list[str]]:
+        settled = [event for event in tuple(watch.events) if event["type"] == "settled"]
+        return [found for event in settled if (found := event["outcome"]["quarantined"])]
+
+    assert site.lab.wait_for(announced, what="the event") == [[key]]
     watch.close()
     # Each run that it killed can be asked about.
     assert len(job["crashes"]) == 2
@@ -166,9 +160,9 @@ def test_too_many_crashes_fail_the_pool(site: JobSite) -> None:
     site.wait_for_new_run("strict-0", site.kill("strict-0"))
     site.wait_until_healthy("strict-0")
     site.add("strict", "wait-p", "wait-q", "wait-r")
-    for job in ("wait-p", "wait-q"):
+    for job in ("wait-p", "wait-q", "wait-r"):
         site.wait_for_job("strict", job, "running")
-    for pid in [site.lab.main_pid(name) for name in names]:  # both at once
+    for pid in [site.lab.main_pid(name) for name in names]:  # all at once: an incident, too
         os.kill(pid, signal.SIGKILL)
     for job in ("wait-p", "wait-q", "wait-r"):
         site.wait_for_job("strict", job, "error")
@@ -220,14 +214,17 @@ def test_all_die_together_and_restarts_are_given_back(site: JobSite) -> None:
 
 def test_all_die_together_and_the_pool_fails(site: JobSite) -> None:
     site.good("reset", "--pool", "strict", "--start")
-    site.wait_until_healthy("strict-0", "strict-1")
+    site.wait_until_healthy(*site.instances("strict"))
     site.wait_for_new_run("strict-0", site.kill("strict-0"))
-    site.add("strict", "wait-s", "wait-t", "wait-u")
-    site.wait_for_job("strict", "wait-t", "running")
+    site.add("strict", "wait-s", "wait-t", "wait-u", "wait-v")
+    for job in ("wait-t", "wait-u"):
+        site.wait_for_job("strict", job, "running")
     site.kill_all_with(site.wait_for_worker("strict", "wait-s"))
-    for job, attempts in (("wait-s", 1), ("wait-t", 1), ("wait-u", 0)):
-        assert site.wait_for_job("strict", job, "error")["attempts"] == attempts
+    for job in ("wait-s", "wait-t", "wait-u", "wait-v"):
+        attempts = site.wait_for_job("strict", job, "error")["attempts"]
+        assert attempts == (job != "wait-v")
     site.touch("wait-t.go")
+    site.touch("wait-u.go")
     site.wait_until_masked("strict")
     assert site.claims("strict") == []
 
@@ -278,3 +275,81 @@ def test_a_pause_in_a_job_lets_it_finish_and_stay_down(site: JobSite) -> None:
     site.good("resume", "life")
     site.wait_for_job("life", "x-8", "done")
     assert site.account("life-0").restart_count == 0
+
+
+OUTAGE_POOLS = {
+    "tag": (3, 'crash_policy = "restart-requeue-in-flight"'),
+    "hand": (
+        3,
+        'crash_policy = "restart-requeue-in-flight"\n[pool.hand.policy]\nbackoff_base_s = 60',
+    ),
+}
+
+
+def test_an_outage_holds_the_pool_until_it_is_over_or_a_person_says_so(lab: Lab) -> None:
+    unlimited = "max_restarts = 100\nmax_lifetime_restarts = 0\n"  # the canary pays
+    site = JobSite(lab, POLICY + unlimited, OUTAGE_POOLS)
+    site.wait_until_reconciled()
+    site.add("tag", "wait-1", "wait-2", "wait-3")
+    site.add("hand", "wait-4", "wait-5", "wait-6")
+    for job in ("wait-1", "wait-2", "wait-3"):
+        site.wait_for_job("tag", job, "running")
+    for job in ("wait-4", "wait-5", "wait-6"):
+        site.wait_for_job("hand", job, "running")
+    site.touch("gone-tag")
+    canary, others = wait_until_held(site, "tag")
+    for name in others:
+        row = site.row(name)
+        assert row["state"] == "held"
+        assert row["held"].endswith(f"died alike (exit); worker:tag:{canary[-1]} is tried first")
+        assert row["window"]["used"] == 0
+        report = site.why(name)
+        assert report["state"]["line"].startswith("held: incident: ")
+        assert report["advice"][-1]["command"].endswith("resume tag")
+    status = site.ctl("status").stdout
+    assert f"{', '.join(others)}: held: incident: 3 workers of tag died alike" in status
+    assert "nomarrctl resume tag" in status
+    told = site.good("events", "-n", "100", "--topic", "queue:tag:status")
+    assert "incident-opened" in told
+    assert "died alike" in told
+    tries = len(site.records(canary))
+    lab.wait_for(lambda: len(site.records(canary)) >= tries + 2, timeout_s=60, what="two tries")
+    (site.place / "gone-tag").unlink()
+    site.wait_until_healthy("tag-0", "tag-1", "tag-2")
+    for job in ("wait-1", "wait-2", "wait-3"):
+        site.touch(f"{job}.go")
+        assert site.wait_for_job("tag", job, "done")["attempts"] == 2
+    assert len(site.told("incident-opened", "tag")) == 1
+    assert len(site.told("incident-closed", "tag")) == 1
+    for name in others:
+        assert not any(site.account(name).window.values())
+    assert [site.account(name).failure_reason for name in site.instances("tag")] == [None] * 3
+    # The other pool's workers wait for a minute, its canary too: it is closed by hand.
+    site.touch("gone-hand")
+    wait_until_held(site, "hand")
+    (site.place / "gone-hand").unlink()
+    said = site.good("resume", "hand")
+    assert said.endswith("no longer held\n")
+    site.wait_until_healthy("hand-0", "hand-1", "hand-2")
+    [told] = site.told("incident-closed", "hand")
+    assert "resumed by root" in told
+    assert os.listdir(site.state / "hold") == []
+    for job in ("wait-4", "wait-5", "wait-6"):
+        site.touch(f"{job}.go")
+        site.wait_for_job("hand", job, "done")
+
+
+def wait_until_held(site: JobSite, pool: str) -> tuple[str, list[str]]:
+    """Until all but one of a pool's workers are held; that one, and the others."""
+    names = site.instances(pool)
+
+    def look() -> set[str]:
+        rows = site.status()
+        held = {row["instance"] for row in rows.values() if row["state"] == "held"}
+        texts = {rows[f"worker:{name.replace('-', ':')}"]["held"] for name in held & set(names)}
+        settled = len(texts) == 1 and "incident: 3 workers" in texts.pop()
+        return held & set(names) if len(held & set(names)) == 2 and settled else set()
+
+    held = site.lab.wait_for(look, timeout_s=60, what="two are held")
+    [canary] = set(names) - held
+    return canary, sorted(held)
