@@ -12,6 +12,7 @@ import click
 
 from nomarr_systemd.cli.common import clean, count
 from nomarr_systemd.cli.overview import Overview, View, crash_word
+from nomarr_systemd.core.jobs import POOL_FAILED
 from nomarr_systemd.core.words import describe_ms
 
 _WIDE: Final = 120
@@ -239,7 +240,9 @@ def draw_in_full(view: View) -> Iterator[str]:
         yield f"     Next: restart in {describe_ms(view.next_restart_ms)}"
     if view.failure_reason:
         yield click.style(f"   Failed: {clean(view.failure_reason)}", fg="red")
-        yield f"     Mend: nomarrctl reset --start {worker.instance}"
+        is_pools = view.failure_reason.startswith(POOL_FAILED)
+        what = f"--pool {worker.pool}" if is_pools else worker.instance
+        yield f"     Mend: nomarrctl reset --start {what}"
     if view.last and view.last_age_ms is not None:
         ran = "" if view.last.run_ms is None else f" after {describe_ms(view.last.run_ms)}"
         ago = describe_ms(view.last_age_ms)

@@ -100,7 +100,8 @@ class Incidents:
         asked = ["ActiveState", "LoadState", "InvocationID"]
         shown = self._manager.show([each.unit for each in members], asked)
         for component in members:
-            self._holds.release(component)  # a pause stays
+            if self._is_held(component):
+                self._holds.release(component)
             unit, name = shown[component.unit], component.component_id
             is_down = unit["ActiveState"] == "failed" and unit["LoadState"] != "masked"
             last = self._ledger.account(name).find_last(unit["InvocationID"])

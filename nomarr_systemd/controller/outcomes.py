@@ -12,11 +12,12 @@ from collections.abc import Mapping, Sequence
 from time import monotonic
 from typing import Any, Final, NamedTuple
 
+from nomarr_systemd.core.account import Account
 from nomarr_systemd.core.config import Config, Pool
 from nomarr_systemd.core.errors import KeyExists, NoSuchWorker
 from nomarr_systemd.core.ids import Component
 from nomarr_systemd.core.jobs import POOL_FAILED
-from nomarr_systemd.core.model import age_ms
+from nomarr_systemd.core.model import Moment, age_ms
 from nomarr_systemd.core.quoting import escape
 from nomarr_systemd.core.record import Record
 from nomarr_systemd.host import clock, control, journal
@@ -70,7 +71,7 @@ class Outcomes:
             self._give_back(component, invocation, runs, jobs)
         reason = answer.get("fail_pool")
         if isinstance(reason, str) and reason:
-            self._fail_pool(component, escape(reason)[:200])
+            self._fail_pool(component, invocation, escape(reason)[:200])
 
     def ask_again(self) -> None:
         """About runs that were not settled when it was asked before."""
@@ -126,18 +127,21 @@ class Outcomes:
             self._store.insert(QUARANTINES, {"_key": invocation, "wall_ms": now_ms, **names})
         self._store.prune(QUARANTINES, "wall_ms", now_ms - _KEPT_MS)
 
-    def _fail_pool(self, component: Component, reason: str) -> None:
+    def _fail_pool(self, component: Component, invocation: str, reason: str) -> None:
         try:
             pool = self._config.pool_of(component)
         except NoSuchWorker:
             return
         if not _may_fail(pool):
             return
-        down = [
-            worker
-            for worker in self._workers_of(pool.name)
-            if self._ledger.account(worker.component_id).failed_at_wall_ms is None
-        ]
+        now = clock.now()
+        death = self._ledger.account(component.component_id).find(invocation)
+        since_ms = age_ms(death.moment, now) if death else 0
+        down = []
+        for worker in self._workers_of(pool.name):
+            account = self._ledger.account(worker.component_id)
+            if account.failed_at_wall_ms is None and not _was_reset(account, since_ms, now):
+                down.append(worker)
         if not down:
             return
         for worker in down:
@@ -155,6 +159,12 @@ class Outcomes:
 
     def _workers_of(self, pool: str) -> list[Component]:
         return [each for each in self._config.components() if each.pool == pool]
+
+
+def _was_reset(account: Account, since_ms: int, now: Moment) -> bool:
+    """By a person, whose word is the last, after a death that is so long ago."""
+    resets = (each for each in account.records if each.action == "reset")
+    return any(age_ms(each.moment, now) < since_ms for each in resets)
 
 
 def is_blamed(record: Record) -> bool:

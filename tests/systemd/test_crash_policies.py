@@ -116,8 +116,9 @@ def test_a_poisonous_job_is_set_aside_and_restarts_are_given_back(site: JobSite)
 
 def test_a_whole_pool_fails_and_is_brought_back(site: JobSite) -> None:
     others = site.runs("keep", "again")
-    site.add("whole", "wait-a", "wait-b", "wait-c")
+    site.add("whole", "wait-a", "wait-b")
     first, second = site.wait_for_worker("whole", "wait-a"), site.wait_for_worker("whole", "wait-b")
+    site.add("whole", "wait-c")
     died = site.kill(first)
     for name in ("wait-a", "wait-b", "wait-c"):
         error = site.wait_for_job("whole", name, "error")["error"]
@@ -143,6 +144,12 @@ def test_a_whole_pool_fails_and_is_brought_back(site: JobSite) -> None:
     assert "has failed" in site.good("events", "-n", "100", "--topic", "queue:whole:status")
     assert site.runs("keep", "again") == others
     assert site.claims("whole") == []
+    assert "reset --start --pool whole\n" in site.ctl("status", first).stdout
+    # One alone is a person's word, too; the others stay as they are.
+    site.good("reset", second, "--start")
+    site.wait_until_healthy(second)
+    site.good("reconcile")
+    assert [site.row(name)["state"] for name in (first, second)] == ["masked", "healthy"]
     site.good("reset", "--pool", "whole", "--start")
     site.wait_until_healthy(first, second)
     runs = site.runs("whole")
@@ -216,9 +223,10 @@ def test_all_die_together_and_the_pool_fails(site: JobSite) -> None:
     site.good("reset", "--pool", "strict", "--start")
     site.wait_until_healthy(*site.instances("strict"))
     site.wait_for_new_run("strict-0", site.kill("strict-0"))
-    site.add("strict", "wait-s", "wait-t", "wait-u", "wait-v")
+    site.add("strict", "wait-s", "wait-t", "wait-u")
     for job in ("wait-t", "wait-u"):
         site.wait_for_job("strict", job, "running")
+    site.add("strict", "wait-v")
     site.kill_all_with(site.wait_for_worker("strict", "wait-s"))
     for job in ("wait-s", "wait-t", "wait-u", "wait-v"):
         attempts = site.wait_for_job("strict", job, "error")["attempts"]
