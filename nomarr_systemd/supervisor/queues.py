@@ -104,14 +104,13 @@ class Queues:
         outcome = self._outcomes.get(invocation)
         return outcome.settled[0].path if outcome and outcome.settled else ""
 
-    def take_cause(
-        self, component_id: str, invocation: str, cause: str, *, is_blamed: bool
-    ) -> None:
+    def take_cause(self, component_id: str, invocation: str, cause: str, decision: str) -> None:
         """The controller's word for a death. One that we know nothing of is settled by it.
 
         So is one that is to blame and looked as if it left in peace: only systemd knows with
         which exit status.
         """
+        is_blamed = decision.startswith(("restart", "fail"))
         outcome = self._outcomes.get(invocation)
         if outcome is not None and is_blamed and _is_nothing(outcome):
             del self._outcomes[invocation]

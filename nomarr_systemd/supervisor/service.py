@@ -10,7 +10,7 @@ import contextlib
 import os
 import select
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
@@ -33,7 +33,6 @@ from nomarr_systemd.supervisor.reader import Reader
 from nomarr_systemd.supervisor.registry import Crash, Registry, Run, Worker
 from nomarr_systemd.supervisor.settler import Eyes
 from nomarr_systemd.supervisor.snapshots import Snapshots, take_samples
-from nomarr_systemd.supervisor.topics import Patterns
 from nomarr_systemd.supervisor.units import Units
 
 _LARGEST_PIPE: Final = 17  # reads; a worker may have made its pipe 1 MiB large
@@ -72,6 +71,9 @@ class Supervisor:
         eyes = Eyes(self._find_invocation, self._units.was_asked_to_stop)
         self.queues = Queues(loop, eyes, self.registry)
         self.settle: Callable[[str, str, str], None] = self.queues.settle
+        self.find_job = self.queues.find_job
+        self.describe_settlement = self.queues.answer
+        self.show_queues = self.queues.show
         self._memory = Memory(os.path.join(os.path.dirname(paths.live), "memory"))
         self._stored = stored
         listening, renewed = live.open_socket(paths.live, stored.pop(live.NAME, []))
@@ -225,10 +227,8 @@ class Supervisor:
         if worker.state.status != "dead" and self._units.was_asked_to_stop(invocation):
             self.registry.step(worker, EVENTS["stopping"])
         self.registry.step(worker, EOF_GONE)
-        if worker.state.status == "dead":
-            cause = worker.state.cause
-        else:
-            cause = STOPPED if self._units.was_asked_to_stop(invocation) else LEFT
+        peaceful = STOPPED if self._units.was_asked_to_stop(invocation) else LEFT
+        cause = worker.state.cause if worker.state.status == "dead" else peaceful
         worker.ended = Run(invocation, worker.label, worker.said().get("job"), cause)
         self.settle(worker.component_id, invocation, cause)
 
@@ -352,25 +352,15 @@ class Supervisor:
         if invocation and invocation == worker.invocation:
             return worker.label
         if is_run(invocation):
-            is_blamed = decision.startswith(("restart", "fail"))
-            self.queues.take_cause(worker.component_id, invocation, cause, is_blamed=is_blamed)
+            self.queues.take_cause(worker.component_id, invocation, cause, decision)
         ended = worker.ended
         return ended.label if ended and ended.invocation == invocation else ""
 
-    def find_job(self, invocation: str) -> str:
-        return self.queues.find_job(invocation)
-
     def settle_crash(self, worker: Worker, invocation: str) -> None:
-        """A run of an earlier supervisor's time, or one that we forgot."""
+        """By the controller's word: a run of an earlier supervisor's time, it may be."""
         self._sync(worker)
         if is_run(invocation) and invocation != worker.invocation:
             self.queues.settle_unseen(worker.component_id, invocation)
-
-    def describe_settlement(self, invocation: str) -> dict[str, Any]:
-        return self.queues.answer(invocation)
-
-    def show_queues(self, patterns: Patterns) -> Iterator[dict[str, Any]]:
-        return self.queues.show(patterns)
 
     def take_failed(self, worker: Worker) -> None:
         self.registry.step(worker, SET_FAILED)

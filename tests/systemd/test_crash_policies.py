@@ -270,7 +270,8 @@ def test_a_pause_in_a_job_lets_it_finish_and_stay_down(site: JobSite) -> None:
         stdout=subprocess.PIPE,
         text=True,
     ) as pause:
-        site.lab.wait_until("life-0", "deactivating")
+        # Not before it was told, or it would take the next job.
+        site.lab.wait_for(lambda: site.lab.get("life-0", "SubState") == "stop-sigterm")
         site.touch("wait-7.go")
         said, _ = pause.communicate(timeout=60)
     assert said == "worker:life:0: paused\n"
