@@ -21,6 +21,7 @@ from nomarr_systemd.supervisor.topics import Patterns
 DEFAULT_TOPICS = ("worker:*:status", "system:health", "queue:*")
 PATIENCE_S = 2.0
 FOR_EVER = float("inf")
+_KINDS = {message_id: kind for kind, message_id in MESSAGE_IDS.items()}
 _COLOURS = {"healthy": "green", "crashed": "red", "failed": "red", "error": "red", "fail": "red"}
 
 
@@ -112,13 +113,17 @@ def _terms(scope: Scope) -> Terms:
 
 
 def _as_event(entry: Entry) -> dict[str, Any]:
-    """A decision in the journal, in the shape of the supervisor's events."""
+    """A decision in the journal, in the shape of the supervisor's events.
+
+    What is about a pool as a whole goes with its queue.
+    """
+    component, pool = entry.get("NOMARR_COMPONENT_ID"), entry.get("NOMARR_POOL")
     delay = entry.get("NOMARR_DELAY_MS")[:18]
     return {
-        "topic": f"{entry.get('NOMARR_COMPONENT_ID')}:status",
+        "topic": f"{component or f'queue:{pool}'}:status",
         "type": "decision",
         "timestamp": entry.wall_us // 1000,
-        "decision": entry.get("NOMARR_DECISION"),
+        "decision": entry.get("NOMARR_DECISION") or _KINDS.get(entry.message_id, ""),
         "delay_ms": int(delay) if delay.isascii() and delay.isdigit() else 0,
         "invocation": entry.get("NOMARR_INVOCATION_ID"),
         "text": entry.text,
@@ -149,6 +154,8 @@ def describe(event: dict[str, Any]) -> str:
             word = "crashed"
             decision = event.get("decision")
             text = f"{event.get('cause')}" + (f"; {decision}" if decision else "")
+        case "settled" if isinstance(event.get("outcome"), dict):
+            word, text = kind, _describe_outcome(event["outcome"])
         case "frames" | "snapshot" if isinstance(event.get("frames"), list):
             frames = event["frames"]
             word, text = "frames", str(frames[-1]) if frames else "none"
@@ -156,6 +163,16 @@ def describe(event: dict[str, Any]) -> str:
             word, text = _describe_state(event)
     styled = click.style(f"{clean(word, 20):<10}", fg=_COLOURS.get(word))
     return f"{when}  {clean(subject, 60):<16}  {styled}  {clean(text, 400)}".rstrip()
+
+
+def _describe_outcome(outcome: dict[str, Any]) -> str:
+    """What became of the jobs of a worker that died, and of its pool."""
+    settled = outcome.get("settled")
+    jobs = [each for each in settled if isinstance(each, dict)] if isinstance(settled, list) else []
+    parts = [f"{each.get('path')} is {each.get('status')}" for each in jobs]
+    if outcome.get("fail_pool"):
+        parts.append(f"the pool has failed: {outcome['fail_pool']}")
+    return f"{outcome.get('component_id')} has ended: {', '.join(parts) or 'no job in hand'}"
 
 
 def _describe_state(event: dict[str, Any]) -> tuple[str, str]:

@@ -12,6 +12,7 @@ import click
 
 from nomarr_systemd.cli.common import clean, count
 from nomarr_systemd.cli.overview import Overview, View, crash_word
+from nomarr_systemd.core.jobs import POOL_FAILED
 from nomarr_systemd.core.words import describe_ms
 
 _WIDE: Final = 120
@@ -147,7 +148,7 @@ def _next(view: View) -> str:
     if view.load == "masked":
         return "reset"
     if view.held:
-        return "resume" if view.held.startswith("paused") else "held"
+        return "held" if _is_held(view) else "resume"
     if view.next_restart_ms is not None:
         return f"in {_brief(view.next_restart_ms)}"
     return "-"
@@ -183,8 +184,22 @@ def _count_states(views: Sequence[View]) -> str:
     return f"{count(len(views))}, {parts}"
 
 
+def _is_held(view: View) -> bool:
+    """For another reason than that a person paused it."""
+    return bool(view.held) and not view.held.startswith("paused")
+
+
 def _notes(views: Sequence[View], width: int) -> Iterator[str]:
     """What a column has no room for."""
+    reasons = dict.fromkeys((view.worker.pool, view.held) for view in views if _is_held(view))
+    for pool, why in reasons:
+        names = [
+            view.worker.instance for view in views if (view.worker.pool, view.held) == (pool, why)
+        ]
+        hint = (
+            f"; to start them now: nomarrctl resume {pool}" if why.startswith("incident:") else ""
+        )
+        yield click.style(fit(f"{', '.join(names)}: held: {why}{hint}", width), fg="cyan")
     for view in views:
         name = view.worker.instance
         if view.disagreement:
@@ -225,7 +240,9 @@ def draw_in_full(view: View) -> Iterator[str]:
         yield f"     Next: restart in {describe_ms(view.next_restart_ms)}"
     if view.failure_reason:
         yield click.style(f"   Failed: {clean(view.failure_reason)}", fg="red")
-        yield f"     Mend: nomarrctl reset --start {worker.instance}"
+        is_pools = view.failure_reason.startswith(POOL_FAILED)
+        what = f"--pool {worker.pool}" if is_pools else worker.instance
+        yield f"     Mend: nomarrctl reset --start {what}"
     if view.last and view.last_age_ms is not None:
         ran = "" if view.last.run_ms is None else f" after {describe_ms(view.last.run_ms)}"
         ago = describe_ms(view.last_age_ms)

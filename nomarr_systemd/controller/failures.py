@@ -16,7 +16,7 @@ from nomarr_systemd.breaker import Breaker
 from nomarr_systemd.controller.complaints import apart, complain
 from nomarr_systemd.controller.death import Death
 from nomarr_systemd.controller.incidents import Incidents
-from nomarr_systemd.controller.outcomes import Outcomes
+from nomarr_systemd.controller.outcomes import Outcomes, is_blamed
 from nomarr_systemd.controller.pending import Pending, Waiting, due_file
 from nomarr_systemd.controller.stops import Facts, find_stopped, has_mark
 from nomarr_systemd.core.config import Config
@@ -48,12 +48,14 @@ from nomarr_systemd.store.protocol import Store
 _OWN_SIGNALS: Final = frozenset((-6, -9))
 RUN_FACTS: Final = (
     "ActiveState",
+    "LoadState",
     "InvocationID",
     "Job",
     "ActiveEnterTimestampMonotonic",
     "ExecMainStartTimestampMonotonic",
     "ExecMainExitTimestampMonotonic",
 )
+MASKED: Final = "it is masked, by a decision before this or by hand"
 Effect = tuple[str, str, str]  # the component, the invocation, how far its decision has got
 
 
@@ -99,7 +101,8 @@ class Controller:
     @property
     def outcomes(self) -> Outcomes:
         if self._outcomes is None:
-            self._outcomes = Outcomes(self.paths, self.config, self.manager, self.ledger)
+            known = (self.paths, self.config, self.manager)
+            self._outcomes = Outcomes(*known, self.ledger, self.store)
         return self._outcomes
 
     def close(self) -> None:
@@ -176,7 +179,7 @@ class Controller:
             run_ms,
             stop_asked,
             shutting_down,
-            self.read_hold(component),
+            self.read_hold(component) or (MASKED if unit["LoadState"] == "masked" else ""),
             death.code == EX_TEMPFAIL and self._was_away(unit),
         )
         is_same = unit["InvocationID"] == invocation and unit["ActiveState"] == "failed"
@@ -339,9 +342,11 @@ class Controller:
         return True
 
     def _is_as_left(self, component: Component, invocation: str) -> bool:
-        shown = self.manager.show([component.unit], ["ActiveState", "InvocationID"])[component.unit]
+        asked = ["ActiveState", "LoadState", "InvocationID"]
+        shown = self.manager.show([component.unit], asked)[component.unit]
         run = invocation.partition("#")[0]
-        return shown["ActiveState"] == "failed" and shown["InvocationID"] == run
+        is_failed = shown["ActiveState"] == "failed" and shown["InvocationID"] == run
+        return is_failed and shown["LoadState"] != "masked"
 
     def _spool(self, deaths: Iterable[Death]) -> None:
         now = clock.now()
@@ -361,7 +366,8 @@ class Controller:
             "decision": f"{record.action}: {record.text}",
         }
         answer = control.ask(self.paths.live, request)
-        self.outcomes.take(death.component, record.invocation, answer)
+        blamed = is_blamed(record)
+        self.outcomes.take(death.component, record.invocation, answer, is_blamed=blamed)
 
 
 def _is_new(record: Record) -> bool:

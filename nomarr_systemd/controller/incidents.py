@@ -84,11 +84,34 @@ class Incidents:
         return still_open
 
     def close(self, pool: str, why: str) -> bool:
-        """A person's word, or the canary's: the pool may run. False if there was no incident."""
-        closed = self._breaker.close(pool, why, clock.now())
-        if closed:
-            journal.write_incident(pool, f"incident of {pool} is closed: {why}", opened=False)
-        return closed
+        """A person's word, or the canary's: the pool runs. False if there was no incident."""
+        incident = self._breaker.get(pool)
+        if incident is None or not self._breaker.close(pool, why, clock.now()):
+            return False
+        journal.write_incident(pool, f"incident of {pool} is closed: {why}", opened=False)
+        self._let_go(incident)
+        return True
+
+    def _let_go(self, incident: Incident) -> None:
+        """Start its members now, also those whose backoff began before it was an incident.
+
+        Cut short, the rest lose their holds at the next look and start when they are due.
+        """
+        members = [parse_component(name) for name in incident.members]
+        asked = ["ActiveState", "LoadState", "InvocationID"]
+        shown = self._manager.show([each.unit for each in members], asked)
+        for component in members:
+            if self._is_held(component):
+                self._holds.release(component)
+            unit, name = shown[component.unit], component.component_id
+            is_down = unit["ActiveState"] == "failed" and unit["LoadState"] != "masked"
+            last = self._ledger.account(name).find_last(unit["InvocationID"])
+            if not is_down or self._holds.read(component) or last is None:
+                continue
+            self._manager.start(component.unit)
+            self._manager.cancel_timer(component)
+            effect = "done" if last.action == "hold" else "started"
+            self._ledger.set_effect(name, last.invocation, effect)
 
     def _find_or_open(self, pool: str, deaths: Iterable[Death]) -> Incident | None:
         """The pool's open incident, or one that these deaths make."""
@@ -122,7 +145,7 @@ class Incidents:
         made = Incident(pool, first.kind, first.code, now, first.component_id, members, refunds)
         incident = self._breaker.open(made)
         if incident == made:
-            text = f"{made.text}; {made.canary} is tried alone, the others wait and are not blamed"
+            text = f"{made.text}, the others wait and are not blamed"
             journal.write_incident(pool, text, opened=True)
         self._settle(incident)
         return incident
@@ -210,8 +233,10 @@ class Incidents:
                 self._holds.release(component)
 
     def _hold(self, component: Component, text: str) -> None:
-        """Unless it is held already, by a person perhaps, whose word is the stronger."""
-        if not self._holds.read(component):
+        """Unless a person holds it, whose word is the stronger. The words change with the
+        incident: more die of it, another canary is tried."""
+        held = self._holds.read(component)
+        if not held or (held.startswith(INCIDENT) and held != text):
             self._holds.hold(component, text)
 
     def _is_held(self, component: Component) -> bool:

@@ -7,91 +7,125 @@ word, and a pool is failed only where its own settings allow it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+import contextlib
+from collections.abc import Mapping, Sequence
+from time import monotonic
+from typing import Any, Final, NamedTuple
 
+from nomarr_systemd.core.account import Account
 from nomarr_systemd.core.config import Config, Pool
-from nomarr_systemd.core.errors import NoSuchWorker
+from nomarr_systemd.core.errors import KeyExists, NoSuchWorker
 from nomarr_systemd.core.ids import Component
-from nomarr_systemd.core.model import age_ms
+from nomarr_systemd.core.jobs import POOL_FAILED
+from nomarr_systemd.core.model import Moment, age_ms
 from nomarr_systemd.core.quoting import escape
+from nomarr_systemd.core.record import Record
 from nomarr_systemd.host import clock, control, journal
 from nomarr_systemd.host.manager import Manager
 from nomarr_systemd.host.paths import Paths
 from nomarr_systemd.ledger import Ledger
+from nomarr_systemd.store.protocol import Store
 
 RECENT_MS: Final = 600_000  # how far back the reconciler asks again
+PATIENCE_S: Final = 30.0  # with a run that is not settled; then it is the reconciler's
+QUARANTINES: Final = "job_crashes"  # those whose restarts were given back, by the last run
+_KEPT_MS: Final = 30 * 86_400_000
 _MAX_REFUNDS: Final = 100
+
+
+class Awaited(NamedTuple):
+    """A run that is not settled yet."""
+
+    component: Component
+    until: float
+    is_blamed: bool
 
 
 class Outcomes:
     """Asks what became of jobs until it is known, and acts on it. Everything may be done twice."""
 
-    def __init__(self, paths: Paths, config: Config, manager: Manager, ledger: Ledger) -> None:
+    def __init__(
+        self, paths: Paths, config: Config, manager: Manager, ledger: Ledger, store: Store
+    ) -> None:
         self._paths = paths
         self._config = config
         self._manager = manager
         self._ledger = ledger
-        self.awaited: dict[str, Component] = {}  # by invocation
+        self._store = store
+        self.awaited: dict[str, Awaited] = {}  # by invocation
 
-    def take(self, component: Component, invocation: str, answer: Mapping[str, Any]) -> None:
+    def take(
+        self, component: Component, invocation: str, answer: Mapping[str, Any], *, is_blamed: bool
+    ) -> None:
         """Act on an answer about a run, or remember to ask again."""
+        if "#" in invocation:
+            return  # a start that failed: there was no new run, and no job
         if answer.get("settled") is False:
-            self.awaited[invocation] = component
+            awaited = Awaited(component, monotonic() + PATIENCE_S, is_blamed)
+            self.awaited.setdefault(invocation, awaited)
             return
         self.awaited.pop(invocation, None)
         jobs = [escape(str(job)) for job in answer.get("quarantined") or ()][:_MAX_REFUNDS]
         if jobs:
-            self._give_back(component, answer.get("refund") or (), jobs)
+            runs = [str(run) for run in answer.get("refund") or ()][:_MAX_REFUNDS]
+            self._give_back(component, invocation, runs, jobs)
         reason = answer.get("fail_pool")
         if isinstance(reason, str) and reason:
             self._fail_pool(component, invocation, escape(reason)[:200])
 
     def ask_again(self) -> None:
         """About runs that were not settled when it was asked before."""
-        for invocation, component in list(self.awaited.items()):
-            self._ask(component, invocation)
+        for invocation, (component, until, is_blamed) in list(self.awaited.items()):
+            if monotonic() > until:
+                del self.awaited[invocation]
+            else:
+                self._ask(component, invocation, is_blamed=is_blamed)
 
     def ask_all(self) -> None:
         """About every run of late that somebody was blamed for: its answer may have got lost."""
         now = clock.now()
+        workers = {each.component_id: each for each in self._config.components()}
         for account in self._ledger.accounts():
-            component = self._find(account.component_id)
+            component = workers.get(account.component_id)
             for record in reversed(account.records):
                 if component is None or record.action == "reset":
                     break  # what was before does not matter any more
                 if age_ms(record.moment, now) > RECENT_MS:
                     break
-                if record.action in ("restart", "fail") and record.invocation:
-                    self._ask(component, record.invocation)
+                if not is_blamed(record) or not record.invocation:
+                    continue
+                if not self._ask(component, record.invocation, is_blamed=True):
+                    return  # nobody is there; one that comes has the reconciler started
 
-    def _ask(self, component: Component, invocation: str) -> None:
+    def _ask(self, component: Component, invocation: str, *, is_blamed: bool) -> bool:
+        """False if the supervisor does not answer."""
         request = {
             "op": "settlement",
             "component": component.component_id,
-            "invocation": invocation.partition("#")[0],
+            "invocation": invocation,
+            "crashed": is_blamed,
         }
         answer = control.ask(self._paths.live, request)
-        if answer:
-            self.take(component, invocation, answer)
-        else:
-            self.awaited.pop(invocation, None)  # nobody there; the reconciler asks again
+        self.take(component, invocation, answer, is_blamed=is_blamed)
+        return bool(answer)
 
-    def _find(self, component_id: str) -> Component | None:
-        wanted = (each for each in self._config.components() if each.component_id == component_id)
-        return next(wanted, None)
-
-    def _give_back(self, component: Component, invocations: Any, jobs: list[str]) -> None:
-        workers = [each for each in self._config.components() if each.pool == component.pool]
+    def _give_back(
+        self, component: Component, invocation: str, runs: Sequence[str], jobs: Sequence[str]
+    ) -> None:
+        if self._store.get(QUARANTINES, invocation) is not None:
+            return
         why = f"job {jobs[0]} was quarantined"
-        given = False
-        for invocation in list(invocations)[:_MAX_REFUNDS]:
-            for worker in workers:
-                rules = self._config.find_rules(worker)
-                name = worker.component_id
-                given |= self._ledger.refund(name, str(invocation), rules, why) is not None
-        if given:
-            journal.write_quarantine(component, jobs, user=self._paths.user)
+        for worker in self._workers_of(component.pool):
+            rules = self._config.find_rules(worker)
+            for run in runs:
+                self._ledger.refund(worker.component_id, run, rules, why)
+        # Told before it is noted: killed in between, it is told again, never not at all.
+        journal.write_quarantine(component, jobs, user=self._paths.user)
+        now_ms = clock.now().wall_ms
+        names = {"job": jobs[0], "jobs": list(jobs), "component_id": component.component_id}
+        with contextlib.suppress(KeyExists):
+            self._store.insert(QUARANTINES, {"_key": invocation, "wall_ms": now_ms, **names})
+        self._store.prune(QUARANTINES, "wall_ms", now_ms - _KEPT_MS)
 
     def _fail_pool(self, component: Component, invocation: str, reason: str) -> None:
         try:
@@ -100,12 +134,14 @@ class Outcomes:
             return
         if not _may_fail(pool):
             return
-        workers = [each for each in self._config.components() if each.pool == pool.name]
-        down = [
-            worker
-            for worker in workers
-            if self._ledger.account(worker.component_id).failed_at_wall_ms is None
-        ]
+        now = clock.now()
+        death = self._ledger.account(component.component_id).find(invocation)
+        since_ms = age_ms(death.moment, now) if death else 0
+        down = []
+        for worker in self._workers_of(pool.name):
+            account = self._ledger.account(worker.component_id)
+            if account.failed_at_wall_ms is None and not _was_reset(account, since_ms, now):
+                down.append(worker)
         if not down:
             return
         for worker in down:
@@ -113,12 +149,27 @@ class Outcomes:
             # First the stop: a unit that is masked while it starts keeps its job for ever.
             self._manager.begin_stop(worker.unit)
         self._manager.mask([worker.unit for worker in down])
-        for worker in down:
-            self._ledger.mark_failed_permanent(worker.component_id, f"its pool failed: {reason}")
-            request = {"op": "set_failed", "component": worker.component_id}
-            control.ask(self._paths.live, request)
-        self._ledger.set_effect(component.component_id, invocation, "done")
         journal.write_pool_failure(pool.name, reason)
+        for worker in down:
+            control.ask(self._paths.live, {"op": "set_failed", "component": worker.component_id})
+        with self._store.batch():  # last: whatever is killed before this is done again
+            for worker in down:
+                text = f"{POOL_FAILED}{reason}"
+                self._ledger.mark_failed_permanent(worker.component_id, text)
+
+    def _workers_of(self, pool: str) -> list[Component]:
+        return [each for each in self._config.components() if each.pool == pool]
+
+
+def _was_reset(account: Account, since_ms: int, now: Moment) -> bool:
+    """By a person, whose word is the last, after a death that is so long ago."""
+    resets = (each for each in account.records if each.action == "reset")
+    return any(age_ms(each.moment, now) < since_ms for each in resets)
+
+
+def is_blamed(record: Record) -> bool:
+    """Whether its end counts as a crash."""
+    return record.action in ("restart", "fail")
 
 
 def _may_fail(pool: Pool) -> bool:

@@ -34,10 +34,13 @@ from nomarr_systemd.host.files import remove
 from nomarr_systemd.host.manager import SUPERVISOR, Masked, monotonic_ms
 
 START_JOB_GRACE_MS: Final = 10_000
+SETTLING_S: Final = 5.0
+_LOOK_AGAIN_S: Final = 0.05
 STOP_MARK_S: Final = 3600.0  # longer than any stop may take
 EXIT_FACTS: Final = ("InvocationID", "Result", "ExecMainCode", "ExecMainStatus")
 STATE_FACTS: Final = (
-    *("ActiveState", "InvocationID", "Job", "ConditionResult", "ConditionTimestampMonotonic"),
+    *("ActiveState", "LoadState", "InvocationID", "Job"),
+    *("ConditionResult", "ConditionTimestampMonotonic"),
 )
 # What SIGCHLD says: si_code as systemd shows it.
 _EXIT_CODES: Final = {"1": "exited", "2": "killed", "3": "dumped"}
@@ -54,6 +57,12 @@ def reconcile(controller: Controller) -> None:
         begun_ms = monotonic_ms()
         with controller.alone():
             look_over(controller)
+    # The supervisor may settle this moment what it was asked about.
+    until = time.monotonic() + SETTLING_S
+    while controller.outcomes.awaited and time.monotonic() < until:
+        time.sleep(_LOOK_AGAIN_S)
+        with controller.alone():
+            controller.outcomes.ask_again()
 
 
 def _came_back(controller: Controller, since_ms: int) -> bool:
@@ -166,6 +175,9 @@ def finish(controller: Controller, component: Component, record: Record) -> None
         return  # about to start, or not to
     base = record.invocation.partition("#")[0]
     is_as_left = unit["ActiveState"] == "failed" and unit["InvocationID"] == base
+    if unit["LoadState"] == "masked":
+        controller.ledger.set_effect(component.component_id, record.invocation, "done")
+        return
     if not is_as_left or record.action == "hold":
         is_awaited = record.code == EX_TEMPFAIL and supervisor["ActiveState"] != "active"
         if is_as_left and is_awaited:

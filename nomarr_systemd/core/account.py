@@ -255,7 +255,7 @@ def reset(account: Account, now: Moment, by: str) -> Account:
 
 def mark_failed(account: Account, failure_reason: str, now: Moment) -> Account:
     """Failed for good, by someone else's judgement than the policy's; the count is kept."""
-    account, _record = _append(account, now, action="fail", text=failure_reason)
+    account, _record = _append(_settle(account, _OWED), now, action="fail", text=failure_reason)
     return account._replace(failed_at_wall_ms=now.wall_ms, failure_reason=failure_reason)
 
 

@@ -24,7 +24,10 @@ Doc = dict[str, Any]
 # Ends of a run that are not held against the job in hand, nor against the pool.
 STOPPED: Final = "stopped"  # as somebody had asked
 REBOOTED: Final = "the machine was started again"
-UNCOUNTED: Final = (STOPPED, REBOOTED)
+LEFT: Final = "left by itself"  # said so before; whether it failed, the controller knows
+UNCOUNTED: Final = (STOPPED, REBOOTED, LEFT)
+
+POOL_FAILED: Final = "its pool failed: "  # how the reason begins that its workers are masked for
 
 MAX_CERTIFICATES: Final = 20
 _MAX_PATH: Final = 65_536  # bytes: more than any kernel takes

@@ -40,7 +40,8 @@ class Incident(NamedTuple):
     def text(self) -> str:
         """What holds its members."""
         count = len(self.members)
-        return f"incident: {count} workers of {self.pool} died alike ({self.kind})"
+        alike = f"incident: {count} workers of {self.pool} died alike ({self.kind})"
+        return f"{alike}; {self.canary} is tried first"
 
     def to_doc(self) -> dict[str, Any]:
         """As JSON can hold it; JSON makes lists of the tuples."""

@@ -97,7 +97,7 @@ def _excuse(failure: Failure) -> tuple[Action, int, str] | None:
     if failure.code == EX_TEMPFAIL and failure.supervisor_away:
         return "hold", 0, "its supervisor was away; it starts again when that is back"
     if failure.incident:
-        return "hold", 0, f"part of incident {failure.incident}"
+        return "hold", 0, f"part of an incident: {failure.incident}"
     return None
 
 

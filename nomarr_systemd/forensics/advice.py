@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from nomarr_systemd.core.exits import EX_CONFIG, EX_SOFTWARE, EX_TEMPFAIL
+from nomarr_systemd.core.jobs import POOL_FAILED
 from nomarr_systemd.forensics.certificate import Certificate, Death
 
 
@@ -26,7 +27,14 @@ def advise(certificate: Certificate) -> list[Advice]:
         if certificate.death.invocation and certificate.lines:
             command = journal_command(certificate)
             found.append(Advice("Everything the journal has of this run:", command))
-    if scene.is_masked:
+    if scene.is_masked and (scene.account.failure_reason or "").startswith(POOL_FAILED):
+        found.append(
+            Advice(
+                "When the cause is mended, begin the counts of its pool again and start it:",
+                f"{ours} reset --pool {scene.component.pool} --start",
+            )
+        )
+    elif scene.is_masked:
         found.append(
             Advice(
                 "When the cause is mended, begin its counts again, unmask and start it:",

@@ -46,6 +46,7 @@ class Outcome(NamedTuple):
     quarantined: tuple[str, ...] = ()  # keys of jobs
     refund: tuple[str, ...] = ()
     fail_pool: str = ""
+    counted: bool = False  # as a crash of the pool
 
     def to_dict(self) -> dict[str, Any]:
         """As the live socket says it, and the pool's books keep it."""
@@ -57,7 +58,7 @@ def settle(
 ) -> Outcome:
     """Settle all that a run which has ended left in its hands, by its pool's crash_policy.
 
-    ``cause`` STOPPED and REBOOTED are held against nobody. May raise StoreUnavailable; then it
+    A ``cause`` of UNCOUNTED is held against nobody. May raise StoreUnavailable; then it
     is to be called again.
     """
     death = Certificate(component_id, invocation, cause, wall_ms)
@@ -173,6 +174,7 @@ def _settle(store: Store, pool: Pool, death: Certificate) -> Outcome:
         tuple(dict.fromkeys(settled)),
         tuple(dict.fromkeys(quarantined)),
         tuple(dict.fromkeys(refund)),
+        counted=counted or (known is not None and known.counted),
     )
     if death.cause == jobs.STOPPED:
         books["crashes"] = 0  # since the last clean stop

@@ -40,6 +40,10 @@ class Subject(Protocol):
     def describe_self(self) -> dict[str, Any]: ...
     def describe_system(self) -> dict[str, Any]: ...
     def take_crash(self, worker: Worker, invocation: str, cause: str, decision: str) -> str: ...
+    def find_job(self, invocation: str) -> str: ...
+
+    def settle_crash(self, worker: Worker, invocation: str) -> None: ...
+
     def describe_settlement(self, invocation: str) -> dict[str, Any]: ...
     def show_queues(self, patterns: Patterns) -> Iterator[dict[str, Any]]: ...
     def take_failed(self, worker: Worker) -> None: ...
@@ -95,9 +99,9 @@ class Live:
             "snapshot": self._snapshot,
             "blackbox": self._blackbox,
             "label": self._label,
-            "settlement": self._settlement,
         }
         self._changers: Mapping[str, Callable[[dict[str, Any]], Iterator[bytes]]] = {
+            "settlement": self._settlement,
             "crashed": self._crashed,
             "set_failed": self._set_failed,
             "reset": self._reset,
@@ -228,6 +232,8 @@ class Live:
             label, job = worker.label, worker.said().get("job")
         elif worker.ended and invocation == worker.ended.invocation:
             label, job = worker.ended.label, worker.ended.job
+        # Frames may lag behind short jobs; what was settled is certain.
+        job = self._subject.find_job(invocation) or job
         return iter([encode({"ok": True, "label": label, "job": job})])
 
     def _crashed(self, request: dict[str, Any]) -> Iterator[bytes]:
@@ -238,8 +244,14 @@ class Live:
         return iter([encode({"ok": True, "label": label, **settled})])
 
     def _settlement(self, request: dict[str, Any]) -> Iterator[bytes]:
-        """What became of the jobs of a run: ``settled`` False means, not yet; ask again."""
-        settled = self._subject.describe_settlement(_text(request, "invocation"))
+        """What became of the jobs of a run: ``settled`` False means, not yet; ask again.
+
+        One that has ``crashed``, and that nobody settled, is settled now: only for root to say.
+        """
+        worker, invocation = self._find(request), _text(request, "invocation")
+        if request.get("crashed") is True:
+            self._subject.settle_crash(worker, invocation)
+        settled = self._subject.describe_settlement(invocation)
         return iter([encode({"ok": True, **settled})])
 
     def _set_failed(self, request: dict[str, Any]) -> Iterator[bytes]:

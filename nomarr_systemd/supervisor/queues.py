@@ -25,7 +25,7 @@ from nomarr_systemd.supervisor import live
 from nomarr_systemd.supervisor.log import NOTICE, WARNING, log
 from nomarr_systemd.supervisor.loop import Loop, Timer
 from nomarr_systemd.supervisor.registry import Registry, Worker
-from nomarr_systemd.supervisor.settler import Eyes, Settler, describe
+from nomarr_systemd.supervisor.settler import UNSEEN, Eyes, Settler, describe
 from nomarr_systemd.supervisor.topics import Patterns
 
 ALL: Final = "queue:status"
@@ -62,6 +62,9 @@ class Queues:
         self._live: live.Live | None = None
         self._config = Config()
         self._outcomes: OrderedDict[str, Outcome] = OrderedDict()
+        self._settling: set[str] = set()  # invocations
+        # By invocation, of runs that are being settled: what the controller says.
+        self._causes: dict[str, tuple[str, bool]] = {}
         self._queues: dict[str, dict[str, Any]] = {}
         self._running: dict[str, dict[str, Any]] = {}
         self._names: dict[tuple[str, str], None] = {}  # pool and job, as frames named them
@@ -81,24 +84,58 @@ class Queues:
 
     # Settlement
 
+    def settle(self, component_id: str, invocation: str, cause: str) -> None:
+        """A run has ended."""
+        self._settling.add(invocation)
+        self.settler.settle(component_id, invocation, cause)
+
+    def settle_unseen(self, component_id: str, invocation: str) -> None:
+        """A run that crashed, by the controller's word. One that is not known here was settled by
+        a supervisor before us, whose books tell what came of it, or by nobody."""
+        if invocation not in self._outcomes and invocation not in self._settling:
+            self.settle(component_id, invocation, UNSEEN)
+
     def answer(self, invocation: str) -> dict[str, Any]:
         """What is known of a run that has ended (see ``settler.describe``)."""
         return dict(describe(self._outcomes.get(invocation)))
 
-    def take_cause(self, component_id: str, invocation: str, cause: str) -> None:
-        """The controller's word for a death. One that we know nothing of is settled by it."""
+    def find_job(self, invocation: str) -> str:
+        """The path of the job that a run had in hand when it ended; empty if that is not known."""
         outcome = self._outcomes.get(invocation)
-        if outcome is None:
-            self.settler.settle(component_id, invocation, cause)
+        return outcome.settled[0].path if outcome and outcome.settled else ""
+
+    def take_cause(self, component_id: str, invocation: str, cause: str, decision: str) -> None:
+        """The controller's word for a death. One that we know nothing of is settled by it.
+
+        So is one that is to blame and looked as if it left in peace: only systemd knows with
+        which exit status.
+        """
+        is_blamed = decision.startswith(("restart", "fail"))
+        outcome = self._outcomes.get(invocation)
+        if outcome is not None and is_blamed and _is_nothing(outcome):
+            del self._outcomes[invocation]
+            self.settle(component_id, invocation, cause)
+        elif outcome is None:
+            # It may be owed by another word already: then this one is put in afterwards.
+            if len(self._causes) < _MAX_OUTCOMES:
+                self._causes[invocation] = (cause, is_blamed)
+            self.settle(component_id, invocation, cause)
         elif outcome.settled:
             self.settler.name_cause(outcome, cause)
 
-    def _take_outcome(self, outcome: Outcome) -> None:
-        if self._outcomes.get(outcome.invocation) == outcome:
-            return  # seen by the loop and found by its claim: nothing is told twice
+    def _take_outcome(self, outcome: Outcome, *, is_new: bool) -> None:
+        self._settling.discard(outcome.invocation)
+        cause, is_blamed = self._causes.pop(outcome.invocation, ("", False))
+        if is_blamed and _is_nothing(outcome):
+            self.settle(outcome.component_id, outcome.invocation, cause)
+            return
+        if cause and outcome.settled:
+            self.settler.name_cause(outcome, cause)
         self._outcomes[outcome.invocation] = outcome
         while len(self._outcomes) > _MAX_OUTCOMES:
             self._outcomes.popitem(last=False)
+        if not is_new:
+            return  # nothing is told twice
         fields = {"component": outcome.component_id, "invocation": outcome.invocation}
         for each in outcome.settled:
             log(NOTICE, f"its job is {each.status} now", job=each.job, path=each.path, **fields)
@@ -204,6 +241,11 @@ class Queues:
         return channel is not None and any(
             each.patterns is not None and each.patterns.wants_queues for each in channel.subscribers
         )
+
+
+def _is_nothing(outcome: Outcome) -> bool:
+    """As if it had been no death: nothing in hand, and nothing counted."""
+    return not outcome.settled and not outcome.counted
 
 
 def _topic(pool: str) -> str:

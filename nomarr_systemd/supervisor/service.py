@@ -10,7 +10,7 @@ import contextlib
 import os
 import select
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
@@ -19,7 +19,7 @@ from nomarr_systemd.core.exits import LABELS
 from nomarr_systemd.core.frames import EVENTS
 from nomarr_systemd.core.health import EOF_GONE, REGISTERED, RESET, SET_FAILED, State, Transition
 from nomarr_systemd.core.ids import Component, find_instance, is_run, parse_component
-from nomarr_systemd.core.jobs import STOPPED
+from nomarr_systemd.core.jobs import LEFT, STOPPED
 from nomarr_systemd.host.paths import Paths
 from nomarr_systemd.supervisor import live, pipes, witness
 from nomarr_systemd.supervisor.inquiry import Inquiry
@@ -33,7 +33,6 @@ from nomarr_systemd.supervisor.reader import Reader
 from nomarr_systemd.supervisor.registry import Crash, Registry, Run, Worker
 from nomarr_systemd.supervisor.settler import Eyes
 from nomarr_systemd.supervisor.snapshots import Snapshots, take_samples
-from nomarr_systemd.supervisor.topics import Patterns
 from nomarr_systemd.supervisor.units import Units
 
 _LARGEST_PIPE: Final = 17  # reads; a worker may have made its pipe 1 MiB large
@@ -71,7 +70,10 @@ class Supervisor:
         self._units = Units(paths.runtime, paths.stop)
         eyes = Eyes(self._find_invocation, self._units.was_asked_to_stop)
         self.queues = Queues(loop, eyes, self.registry)
-        self.settle: Callable[[str, str, str], None] = self.queues.settler.settle
+        self.settle: Callable[[str, str, str], None] = self.queues.settle
+        self.find_job = self.queues.find_job
+        self.describe_settlement = self.queues.answer
+        self.show_queues = self.queues.show
         self._memory = Memory(os.path.join(os.path.dirname(paths.live), "memory"))
         self._stored = stored
         listening, renewed = live.open_socket(paths.live, stored.pop(live.NAME, []))
@@ -225,7 +227,8 @@ class Supervisor:
         if worker.state.status != "dead" and self._units.was_asked_to_stop(invocation):
             self.registry.step(worker, EVENTS["stopping"])
         self.registry.step(worker, EOF_GONE)
-        cause = worker.state.cause if worker.state.status == "dead" else STOPPED
+        peaceful = STOPPED if self._units.was_asked_to_stop(invocation) else LEFT
+        cause = worker.state.cause if worker.state.status == "dead" else peaceful
         worker.ended = Run(invocation, worker.label, worker.said().get("job"), cause)
         self.settle(worker.component_id, invocation, cause)
 
@@ -349,15 +352,15 @@ class Supervisor:
         if invocation and invocation == worker.invocation:
             return worker.label
         if is_run(invocation):
-            self.queues.take_cause(worker.component_id, invocation, cause)
+            self.queues.take_cause(worker.component_id, invocation, cause, decision)
         ended = worker.ended
         return ended.label if ended and ended.invocation == invocation else ""
 
-    def describe_settlement(self, invocation: str) -> dict[str, Any]:
-        return self.queues.answer(invocation)
-
-    def show_queues(self, patterns: Patterns) -> Iterator[dict[str, Any]]:
-        return self.queues.show(patterns)
+    def settle_crash(self, worker: Worker, invocation: str) -> None:
+        """By the controller's word: a run of an earlier supervisor's time, it may be."""
+        self._sync(worker)
+        if is_run(invocation) and invocation != worker.invocation:
+            self.queues.settle_unseen(worker.component_id, invocation)
 
     def take_failed(self, worker: Worker) -> None:
         self.registry.step(worker, SET_FAILED)

@@ -24,6 +24,7 @@ from nomarr_systemd.jobs.settlement import (
     find_vanished,
     finish_failing,
     name_cause,
+    read_outcome,
     settle,
 )
 from nomarr_systemd.store.opening import open_work_store
@@ -47,9 +48,9 @@ class Eyes(NamedTuple):
 
 
 class Settler:
-    """``settle`` and ``ask`` from the loop; ``on_outcome`` is called there."""
+    """``settle`` and ``ask`` from the loop; ``on_outcome(outcome, is_new=…)`` is called there."""
 
-    def __init__(self, loop: Loop, eyes: Eyes, on_outcome: Callable[[Outcome], None]) -> None:
+    def __init__(self, loop: Loop, eyes: Eyes, on_outcome: Callable[..., None]) -> None:
         self.failing = False
         self._loop = loop
         self._eyes = eyes
@@ -180,13 +181,14 @@ class Settler:
         pool = _pool_of(config, component_id)
         wall_ms = time.time_ns() // 1_000_000
         try:
+            known = read_outcome(store, pool.name, invocation)
             outcome = settle(store, pool, component_id, invocation, cause, wall_ms)
         except (KeyError, TypeError, ValueError) as error:
             # A document that somebody mangled must not keep others from being settled.
             fields = {"component": component_id, "invocation": invocation, "error": repr(error)}
             self._limited.log(WARNING, "a damaged job cannot be settled", **fields)
             return
-        self._loop.post(partial(self._on_outcome, outcome))
+        self._loop.post(partial(self._on_outcome, outcome, is_new=outcome != known))
 
     def _sweep(self, store: Store, config: Config, now: float) -> None:
         """Settle claims whose run is over: at our start at once, later when claim_timeout_s has

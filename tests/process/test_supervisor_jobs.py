@@ -155,7 +155,7 @@ def test_quarantine_and_what_the_controller_gives_back(desk: Desk) -> None:
         desk.lab.end_run("tag-0")
         events.until(settled)
     assert desk.job()["status"] == "quarantined"
-    answer = desk.lab.live().ask(op="settlement", invocation=invocations[-1])
+    answer = desk.lab.live().ask(op="settlement", component="tag-0", invocation=invocations[-1])
     assert answer["quarantined"] == [key_of("tag", "/a")]
     assert answer["refund"] == invocations
     assert answer["fail_pool"] == ""  # the job was at fault, not the pool
@@ -178,17 +178,38 @@ def test_a_pool_fails_with_all_its_work(desk: Desk, settings: dict[str, Any]) ->
         assert desk.job(path)["error"]["type"] == "WorkerCrashedError"
     assert not living.end(key_of("tag", "/b"), End("done"))
     assert desk.store.find(CLAIMS) == []
-    answer = desk.lab.live().ask(op="settlement", invocation=invocation)
+    answer = desk.lab.live().ask(op="settlement", component="tag-0", invocation=invocation)
     assert answer["fail_pool"] == outcome["fail_pool"]
-    # A supervisor that comes after this one says the same when it is told of the death again.
+    # A supervisor that comes after this one says the same when it is asked.
     desk.lab.kill()
     desk.lab.start()
     live = desk.lab.live()
-    told = {"component": "tag-0", "invocation": invocation, "cause": "killed"}
-    live.ask(op="crashed", decision="fail", **told)
-    while not (answer := live.ask(op="settlement", invocation=invocation))["settled"]:
+    asked = {"op": "settlement", "component": "tag-0", "invocation": invocation, "crashed": True}
+    while not (answer := live.ask(**asked))["settled"]:
         pass
     assert answer["fail_pool"] == outcome["fail_pool"]
+
+
+def test_who_leaves_in_peace_and_fails_all_the_same_is_counted(desk: Desk) -> None:
+    """As a worker does after too many errors: only systemd knows its exit status."""
+    events = desk.start(crash_policy="fail-pool")
+    invocation = desk.begin("tag-0")
+    writer = desk.lab.writer("tag-0")
+    writer.frame(status="stopping")
+    desk.lab.end_run("tag-0")
+    live = desk.lab.live()
+    asked = {"op": "settlement", "component": "tag-0", "invocation": invocation}
+    while not (answer := live.ask(**asked))["settled"]:
+        pass
+    assert answer["fail_pool"] == ""
+    live.ask(**asked, crashed=True)
+    told = {"component": "tag-0", "invocation": invocation, "cause": "exit status 70"}
+    live.ask(op="crashed", decision="hold: paused", **told)
+    assert live.ask(**asked) == answer
+    live.ask(op="crashed", decision="restart: after 1 s", **told)
+    outcome = events.until(settled)[-1]["outcome"]
+    assert "exit status 70" in outcome["fail_pool"]
+    assert live.ask(**asked)["fail_pool"] == outcome["fail_pool"]
 
 
 def test_a_store_that_is_away_costs_time_and_nothing_else(desk: Desk) -> None:

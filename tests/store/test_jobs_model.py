@@ -174,6 +174,7 @@ class Machine(RuleBasedStateMachine):
             quarantined,
             tuple(refund),
             failed,
+            counted,
         )
 
     @precondition(lambda self: self.model)

@@ -39,7 +39,8 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if report.when == "call" and report.failed:
-        for value in getattr(item, "funcargs", {}).values():
+        for found in getattr(item, "funcargs", {}).values():
+            value = getattr(found, "lab", found)
             if isinstance(value, Lab):
                 said = value.journal("--output=short-precise", "--lines=500")
                 report.sections.append(("lab: the end of the journal", said))

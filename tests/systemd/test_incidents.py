@@ -127,7 +127,7 @@ def test_an_outage_blames_nobody_and_ends_by_itself(lab: Lab) -> None:
         assert not any(account.window.values()), "the window is untouched"
     assert os.listdir(lab.paths.hold) == []
     lab.wait_for(lambda: "is closed" in pool.said(), what="it is told")
-    assert pool.said().count("is tried alone") == pool.said().count("is closed") == 1
+    assert pool.said().count("wait and are not blamed") == pool.said().count("is closed") == 1
 
 
 def test_a_second_outage_within_the_window_counts(lab: Lab) -> None:

@@ -81,7 +81,7 @@ EXCUSES = [
     (Failure(run(1), shutting_down=True, held="paused"), "ignore", "the system is shutting down"),
     (Failure(run(1), code=78, held="paused by uid 0"), "hold", "paused by uid 0"),
     (Failure(run(1), code=75, supervisor_away=True), "hold", "its supervisor was away"),
-    (Failure(run(1), code=78, incident="tag-7"), "hold", "part of incident tag-7"),
+    (Failure(run(1), code=78, incident="tag-7"), "hold", "part of an incident: tag-7"),
 ]
 
 
