@@ -106,8 +106,10 @@ class Incidents:
             unit, name = shown[component.unit], component.component_id
             is_down = unit["ActiveState"] == "failed" and unit["LoadState"] != "masked"
             last = self._ledger.account(name).find_last(unit["InvocationID"])
-            if not is_down or self._holds.read(component) or last is None:
+            if not is_down or self._holds.read(component):
                 continue
+            if last is None or last.effect == "done":
+                continue  # somebody has cancelled it
             self._manager.start(component.unit)
             self._manager.cancel_timer(component)
             effect = "done" if last.action == "hold" else "started"

@@ -78,7 +78,7 @@ def test_a_worker_that_somebody_masked_stops_nobody(lab: Lab) -> None:
     lab.systemctl("mask", "nomarr-worker@tag-0.service")
     lab.systemctl("start", "nomarr-reconcile.service")
     wait_for_run(lab, other, "tag-1")
-    assert wait_for_record(lab, masked, "done").action == "restart"
+    assert wait_for_record(lab, masked, "done").action == "hold"
     assert lab.get("tag-0", "ActiveState") == "failed"
 
 
