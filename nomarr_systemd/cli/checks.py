@@ -264,7 +264,7 @@ def check_workers(patient: Patient) -> Found:
             mend = f"{patient.nomarrctl} reset {name}"
             yield "bad", f"{name} is masked, and the ledger does not know why", mend
         elif account.failure_reason and worker not in masked:
-            mend = f"{patient.nomarrctl} reconcile, or {patient.nomarrctl} reset {name}"
+            mend = f"{patient.nomarrctl} reset {name}"
             yield "bad", f"{name} has failed for good, but is not masked", mend
         elif worker in masked:
             failed += 1

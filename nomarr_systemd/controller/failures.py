@@ -126,9 +126,10 @@ class Controller:
 
     def handle(self, waiting: Waiting) -> None:
         """Book failures, carry out what was decided, finish backoffs, and clear it all away."""
-        self.book(self.examine(waiting.failures))
+        kept = self.book(self.examine(waiting.failures))
         for each in waiting.failures:
-            remove(os.path.join(self.paths.pending, each.invocation))
+            if each.invocation not in kept:
+                remove(os.path.join(self.paths.pending, each.invocation))
         for component in waiting.due:
             with apart(component):
                 self.finish_backoff(component)
@@ -196,10 +197,13 @@ class Controller:
     def read_hold(self, component: Component) -> str:
         return Holds(self.paths.hold).read(component)
 
-    def book(self, deaths: Sequence[Death]) -> None:
-        """Put them on record in one go, then carry the decisions out."""
+    def book(self, deaths: Sequence[Death]) -> set[str]:
+        """Put them on record in one go, then carry the decisions out.
+
+        Returns what could be put on record nowhere, and is to be looked at again.
+        """
         if not deaths:
-            return
+            return set()
         try:
             deaths = [self._as_start_job(death) for death in deaths]
             deaths = self.incidents.screen(deaths)
@@ -213,8 +217,7 @@ class Controller:
             )
         except StoreError as error:
             complain(f"the store is away ({error}): {len(deaths)} failures are spooled")
-            self._spool(deaths)
-            return
+            return self._spool(deaths)
         results = list(zip(deaths, booked, strict=True))
         told = [(death, record) for death, (record, fresh) in results if fresh or _is_new(record)]
         effects = self._act([(death.component, record) for death, (record, _) in results])
@@ -224,6 +227,7 @@ class Controller:
         self.ledger.set_effects(effects)
         for death, record in told:
             self._tell_supervisor(death, record)
+        return set()
 
     def _as_start_job(self, death: Death) -> Death:
         """A second report of a run whose restart was due: the start job itself has failed.
@@ -348,14 +352,27 @@ class Controller:
         is_failed = shown["ActiveState"] == "failed" and shown["InvocationID"] == run
         return is_failed and shown["LoadState"] != "masked"
 
-    def _spool(self, deaths: Iterable[Death]) -> None:
+    def _spool(self, deaths: Iterable[Death]) -> set[str]:
+        """Decide without the ledger; what cannot even be spooled, the disk being full, is kept."""
         now = clock.now()
-        for component, failure, *_ in deaths:
+        kept = set()
+        for death in deaths:
+            component, failure = death.component, death.failure
             decision = decide_blind(failure, self.config.find_rules(component))
-            self.spool.write(Spooled(component.component_id, failure, decision, now))
-            if decision.action == "restart":
-                with apart(component):
+            try:
+                self.spool.write(Spooled(component.component_id, failure, decision, now))
+            except StoreError as error:
+                complain(f"{component.instance}: {error}")
+                kept.add(failure.invocation)
+            with apart(component):
+                if decision.action == "restart" and self._is_unscheduled(death):
                     self.manager.schedule_restart(component, monotonic_ms() + decision.delay_ms)
+        return kept
+
+    def _is_unscheduled(self, death: Death) -> bool:
+        """Whether it lies where it fell: what is kept is looked at again and again."""
+        state = self.manager.timer_state(death.component)
+        return death.unmoved and state not in ("waiting", "running")
 
     def _tell_supervisor(self, death: Death, record: Record) -> None:
         request = {

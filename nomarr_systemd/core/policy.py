@@ -60,7 +60,8 @@ def decide(history: History, failure: Failure, rules: Rules, now: Moment) -> Dec
         )
     delay_ms = _backoff_ms(evidence.k, failure.invocation, rules)
     if not has_room:
-        full = f"{used} restarts within {describe_ms(window_ms)}, the limit is {rules.max_restarts}"
+        restarts = "1 restart" if used == 1 else f"{used} restarts"
+        full = f"{restarts} within {describe_ms(window_ms)}, the limit is {rules.max_restarts}"
         if rules.on_exhausted == "mask" or evidence.next_available_ms is None:
             return _fail(full, evidence)
         delay_ms = max(delay_ms, evidence.next_available_ms)

@@ -303,6 +303,26 @@ def show_all(lab: Lab, names: list[str], name: str) -> dict[str, str]:
     return dict(zip(names, text.split(), strict=True))
 
 
+def test_a_full_disk_keeps_nobody_down_and_loses_no_failure(lab: Lab) -> None:
+    """Neither the ledger nor the spool can be written: what is pending stays so."""
+    install(lab, QUICK + "backoff_max_s = 0.5\n")
+    lab.start("tag-0")
+    ledger, spool = Path(lab.paths.state, "ledger.db"), Path(lab.paths.spool)
+    ledger.mkdir()
+    spool.rmdir()
+    spool.touch()
+    first = kill(lab)
+    wait_for_run(lab, first)
+    second = kill(lab)
+    wait_for_run(lab, second)
+    assert {first, second} <= set(os.listdir(lab.paths.pending))
+    ledger.rmdir()
+    spool.unlink()
+    lab.systemctl("start", "nomarr-reconcile.service")
+    assert sorted(each.invocation for each in records_of(lab)) == sorted([first, second])
+    assert os.listdir(lab.paths.pending) == []
+
+
 def test_a_store_that_is_away_loses_no_failure(lab: Lab) -> None:
     install(lab, QUICK + "backoff_max_s = 0.5\n")
     lab.start("tag-0")
