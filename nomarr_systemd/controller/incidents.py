@@ -12,10 +12,11 @@ from typing import Final
 
 from nomarr_systemd.breaker import Breaker
 from nomarr_systemd.controller.death import Death
+from nomarr_systemd.core import account as book_keeping
 from nomarr_systemd.core.config import Config
 from nomarr_systemd.core.errors import BadName
 from nomarr_systemd.core.ids import Component, parse_component
-from nomarr_systemd.core.model import Moment, age_ms
+from nomarr_systemd.core.model import Failure, Moment, age_ms
 from nomarr_systemd.core.outage import LEAST, SPAN_MS, Incident, Loss, find_outage
 from nomarr_systemd.core.record import Record
 from nomarr_systemd.host import clock, control, journal
@@ -49,6 +50,8 @@ class Incidents:
         for death in deaths:
             incident = incidents.get(death.component.pool)
             name = death.component.component_id
+            if incident is not None and name == incident.canary and self._is_loss(death):
+                incident = incidents[incident.pool] = self._succeed(incident, death)
             if incident is None or not self._is_loss(death) or name == incident.canary:
                 screened.append(death)
                 continue
@@ -58,6 +61,28 @@ class Incidents:
             failure = death.failure._replace(incident=incident.text.removeprefix(f"{INCIDENT} "))
             screened.append(death._replace(failure=failure))
         return screened
+
+    def _succeed(self, incident: Incident, death: Death) -> Incident:
+        """Before the outage costs the canary all it has, another one is tried, if one can be.
+
+        Each pays for its own tries, so that this ends.
+        """
+        if self._may_restart(incident.canary, death.failure):
+            return incident
+        for name in incident.members:
+            component = parse_component(name)
+            could_be = Failure("0" * 32, incident.kind, incident.code)
+            if name == incident.canary or not self._is_held(component):
+                continue
+            if self._may_restart(name, could_be):
+                return self._breaker.elect(incident.pool, name) or incident
+        return incident
+
+    def _may_restart(self, name: str, failure: Failure) -> bool:
+        """What the policy would say; nothing is put on record."""
+        account, now = self._ledger.account(name), clock.now()
+        rules = self._config.find_rules(parse_component(name))
+        return book_keeping.record_failure(account, failure, rules, now)[1].action == "restart"
 
     def _is_loss(self, death: Death) -> bool:
         """Neither excused nor final by its own word, as a mistake in the configuration is."""

@@ -149,6 +149,21 @@ def test_a_second_outage_within_the_window_counts(lab: Lab) -> None:
     assert again.opened == first.opened
 
 
+def test_an_outage_that_outlasts_a_canary_masks_nobody(lab: Lab) -> None:
+    """With its last restart gone, the canary steps back and the next one is tried."""
+    pool = Pool(lab, max_restarts=1)
+    pool.break_down()
+    opened = pool.wait_for_incident()
+    lab.wait_for(
+        lambda: (found := pool.incident()) is not None and found.canary != opened.canary,
+        what="another canary",
+    )
+    pool.needed.touch()
+    pool.wait_for_incident(closed=True)
+    lab.wait_for(lambda: pool.states() == ["active"] * WORKERS, what="all run")
+    assert not any(pool.records(name, "fail") for name in NAMES)
+
+
 def test_a_canary_that_fails_for_good_is_followed_by_the_next(lab: Lab) -> None:
     pool = Pool(lab, backoff_s=0.1, max_restarts=1)
     pool.break_down()
