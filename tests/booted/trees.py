@@ -1,5 +1,5 @@
 """Clean Debian systems to boot: nothing in them but a base, systemd, and what our package depends
-on. Made once by mmdebstrap from the ordinary mirror, kept in /var/tmp, never written to again.
+on. Made once by mmdebstrap from apt's own mirror, kept in /var/tmp, never written to again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import Final
 from tests.booted.machine import MachineUnavailable
 
 SUITES: Final = ("bookworm", "trixie")
-MIRROR: Final = "http://deb.debian.org/debian"
 CACHE: Final = Path("/var/tmp/nomarr-trees")
 PULLED: Final = "var/lib/pulled"  # in a tree: the packages that ours pulled in, one per line
 # $1 is the tree. With its own apt, so that its own release decides what satisfies them.
@@ -34,8 +33,9 @@ def find_tree(suite: str, needed: str, offered: str) -> Path:
     """The root of a clean ``suite`` that satisfies the dependencies ``needed``. Those ``offered``
     are in apt's cache: they can be installed without a network.
     """
+    mirror = find_mirror()
     hook = _DEPEND.format(depends=shlex.quote(needed), offered=shlex.quote(offered), pulled=PULLED)
-    key = hashlib.sha256(f"{MIRROR} {suite} {hook}".encode()).hexdigest()[:12]
+    key = hashlib.sha256(f"{mirror} {suite} {hook}".encode()).hexdigest()[:12]
     tree = CACHE / f"{suite}-{key}"
     CACHE.mkdir(mode=0o700, exist_ok=True)
     if CACHE.stat().st_uid != os.geteuid():  # everybody may make it, and root boots what is in it
@@ -43,11 +43,22 @@ def find_tree(suite: str, needed: str, offered: str) -> Path:
     with open(CACHE / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # somebody else may be making the same one
         if not tree.exists():
-            _make(suite, hook, tree)
+            _make(suite, mirror, hook, tree)
     return tree
 
 
-def _make(suite: str, hook: str, tree: Path) -> None:
+def find_mirror() -> str:
+    """Where this machine's apt gets Debian from; it has every suite."""
+    command = ["apt-get", "indextargets", "--format=$(REPO_URI)", "Created-By: Packages"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    mirrors = sorted({line.rstrip("/") for line in done.stdout.splitlines()})
+    found = [mirror for mirror in mirrors if mirror.endswith("/debian")] or mirrors
+    if not found:
+        raise MachineUnavailable("apt has no mirror of Debian in its sources")
+    return found[0]
+
+
+def _make(suite: str, mirror: str, hook: str, tree: Path) -> None:
     if shutil.which("mmdebstrap") is None:
         raise MachineUnavailable("mmdebstrap is missing: run packaging/prepare test")
     partial = CACHE / "partial"
@@ -56,7 +67,7 @@ def _make(suite: str, hook: str, tree: Path) -> None:
         [
             *("mmdebstrap", "--variant=minbase", "--include=systemd,systemd-sysv,dbus"),
             *("--skip=cleanup/apt/lists", "--skip=cleanup/apt/cache"),
-            *(f"--customize-hook={hook}", suite, str(partial), MIRROR),
+            *(f"--customize-hook={hook}", suite, str(partial), mirror),
         ],
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -66,7 +77,7 @@ def _make(suite: str, hook: str, tree: Path) -> None:
     )
     if done.returncode:
         said = done.stderr[-2000:]
-        raise MachineUnavailable(f"a tree of {suite} from {MIRROR} is missing: {said}")
+        raise MachineUnavailable(f"a tree of {suite} from {mirror} is missing: {said}")
     partial.rename(tree)
 
 
