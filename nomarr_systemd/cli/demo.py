@@ -74,7 +74,7 @@ def demo() -> None:
 
     A music tagger works through a folder of files, some of them broken, one of them deadly and one
     endless. It takes less than half a minute, touches nothing outside a temporary directory, and
-    leaves nothing behind. Every line with a ✓ was checked; exit status 0 says that all held.
+    leaves nothing behind. Every line with a tick was checked; exit status 0 says that all held.
     """
     go_where_a_lab_can_be([sys.executable, *sys.orig_argv[1:]])
     # Also who ends us in other ways than Ctrl-C is to find nothing left.

@@ -324,7 +324,7 @@ def test_every_run_that_ended_is_settled_once(lab: Lab) -> None:
         writers[n].close()
         lab.end_run(f"tag-{n}")
     first.turn_until(lambda: len(first.settled) >= 2)
-    expected = [(names[0], runs[0], "pipe-closed"), (names[1], runs[1], "stopped")]
+    expected = [(names[0], runs[0], "pipe-closed"), (names[1], runs[1], "left by itself")]
     assert sorted(first.settled) == expected
     first.close()
     writers[2].close()
