@@ -1,7 +1,7 @@
 """From a death to the next run, under a real systemd: our way beside ``Restart=always``.
 
-Every worker, ours or native, says on one FIFO when it starts; what is measured lies between the
-kill and that line.
+Every worker, ours or native, says on one FIFO when it has said READY=1, which is when systemd calls
+it running; what is measured lies between the kill and that line.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ SEARCH = [str(CHECKOUT), DEBIAN_MODULES]
 MANY = 200
 WORKER = """\
 #!/bin/sh
-echo $1 > {fifo}
 systemd-notify --ready --pid=$$
+echo $1 > {fifo}
 while :; do sleep 1000; done
 """
 CONFIG = """\
