@@ -1,8 +1,12 @@
-"""A power cut at any step of a failure, twenty in all: after the boot, ledger and machine agree."""
+"""A power cut at every step of a failure, and twenty at random moments: after the boot, ledger and
+machine agree.
+"""
 
 from __future__ import annotations
 
 import os
+import random
+import time
 
 import pytest
 
@@ -11,7 +15,10 @@ from tests.booted.machine import STATE, Machine, unit_of
 from tests.booted.trees import SUITES
 
 # What can be seen from outside when the power goes.
-MOMENTS = ("killed", "failed", "pending", "booked", "carried-out")
+STEPS = ("killed", "failed", "pending", "booked", "carried-out")
+MOMENTS = (*STEPS, *(f"random-{number}" for number in range(5)))
+LATEST_S = 0.4  # a failure is over then
+SIGNALS = ("KILL", "SEGV", "FPE", "ILL", "BUS")  # not alike: that would be an incident
 CONFIG = f"""\
 [policy]
 backoff_jitter = 0
@@ -44,6 +51,12 @@ def configured(machine: Machine) -> None:
 
 
 def wait_for_moment(machine: Machine, moment: str, name: str, died: str) -> None:
+    if moment not in STEPS:
+        after_s = random.uniform(0, LATEST_S)
+        print(f"the power goes {after_s * 1000:.0f} ms after the kill")
+        time.sleep(after_s)
+        return
+
     def is_now() -> bool:
         record = machine.account(name).find(died)
         match moment:
@@ -66,9 +79,10 @@ def wait_for_moment(machine: Machine, moment: str, name: str, died: str) -> None
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("pool", ["back", "last"])
 def test_a_power_cut_during_a_failure(machine: Machine, pool: str, moment: str) -> None:
-    name = f"{pool}-{MOMENTS.index(moment)}"
+    number = MOMENTS.index(moment)
+    name = f"{pool}-{number}"
     machine.wait_until_running(name)
-    died = machine.kill(name)
+    died = machine.kill(name, SIGNALS[number % len(SIGNALS)])
     wait_for_moment(machine, moment, name, died)
     machine.power_cut()
     machine.boot()
