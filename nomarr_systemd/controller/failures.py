@@ -7,7 +7,6 @@ what got lost on the way is found by ``reconcile``.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
@@ -27,7 +26,7 @@ from nomarr_systemd.core.model import Failure, Moment
 from nomarr_systemd.core.policy import decide_blind
 from nomarr_systemd.core.record import Record
 from nomarr_systemd.host import clock, control, journal
-from nomarr_systemd.host.files import remove
+from nomarr_systemd.host.files import locked, remove
 from nomarr_systemd.host.holds import Holds
 from nomarr_systemd.host.identity import host_of
 from nomarr_systemd.host.manager import (
@@ -114,15 +113,8 @@ class Controller:
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
         """One process at a time: what is done twice does no harm, but is told twice."""
-        directory = os.path.dirname(self.paths.pending)
-        os.makedirs(directory, 0o755, exist_ok=True)
-        path = os.path.join(directory, "lock")
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
+        with locked(os.path.join(os.path.dirname(self.paths.pending), "lock")):
             yield
-        finally:
-            os.close(fd)
 
     def handle(self, waiting: Waiting) -> None:
         """Book failures, carry out what was decided, finish backoffs, and clear it all away."""

@@ -1,8 +1,11 @@
-"""Files that are there whole or not at all, also after a power cut."""
+"""Files that are there whole or not at all, also after a power cut; and files to lock by."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+from collections.abc import Iterator
 
 
 def write_durably(path: str, content: bytes, *, mode: int = 0o600) -> None:
@@ -36,5 +39,17 @@ def sync_directory(directory: str) -> None:
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def locked(path: str) -> Iterator[None]:
+    """Wait until nobody else has this file locked, and keep it so; a kill lets go of it."""
+    os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
     finally:
         os.close(fd)

@@ -10,6 +10,7 @@ import base64
 import contextlib
 import http.client
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -71,6 +72,17 @@ def parse_server(url: str) -> Server:
         raise ValueError("NOMARR_TEST_ARANGO_URL is written http://user:password@host:8529")
     password = unquote(parts.password or "")
     return Server(parts.hostname, parts.port or 8529, unquote(parts.username), password, False)
+
+
+@contextlib.contextmanager
+def open_server() -> Iterator[Server]:
+    """The server that NOMARR_TEST_ARANGO_URL names, or a stand-in."""
+    url = os.environ.get("NOMARR_TEST_ARANGO_URL")
+    if url:
+        yield parse_server(url)
+        return
+    with run_standin() as server:
+        yield server
 
 
 @contextlib.contextmanager

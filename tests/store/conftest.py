@@ -7,7 +7,6 @@ allowed to create databases. Every test has a database of its own there, dropped
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import uuid
 from collections.abc import Callable, Iterator
@@ -19,17 +18,13 @@ import pytest
 from nomarr_systemd.core.storeurl import ArangoUrl
 from nomarr_systemd.store.arango import ArangoStore
 from nomarr_systemd.store.protocol import Store
-from tests.arango_standin.running import PASSWORD, Server, parse_server, run_standin
+from tests.arango_standin.running import PASSWORD, Server, open_server, run_standin
 from tests.store.places import DATABASE, SECRET, ArangoOpener, Place
 
 
 @pytest.fixture(scope="session")
 def arango_server() -> Iterator[Server]:
-    url = os.environ.get("NOMARR_TEST_ARANGO_URL")
-    if url:
-        yield parse_server(url)
-        return
-    with run_standin() as server:
+    with open_server() as server:
         yield server
 
 

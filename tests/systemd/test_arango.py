@@ -18,7 +18,7 @@ from nomarr_systemd.core.account import Account, from_doc
 from nomarr_systemd.host.identity import host_of
 from nomarr_systemd.ledger import Ledger
 from nomarr_systemd.store.opening import open_store
-from tests.arango_standin.running import Server, parse_server, run_standin
+from tests.arango_standin.running import Server, open_server
 from tests.systemd.lab import Lab
 
 WORKER = """\
@@ -31,11 +31,7 @@ exec sleep 1000
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    url = os.environ.get("NOMARR_TEST_ARANGO_URL")
-    if url:
-        yield parse_server(url)
-        return
-    with run_standin() as server:
+    with open_server() as server:
         yield server
 
 
