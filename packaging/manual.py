@@ -23,10 +23,10 @@ sys.path.insert(0, str(ROOT))
 
 from nomarr_systemd import __version__  # noqa: E402  # the tree that is packaged, not an installed one
 from nomarr_systemd.cli.main import nomarrctl  # noqa: E402
-from nomarr_systemd.core import settings  # noqa: E402
-from nomarr_systemd.core.config import Config, Pool  # noqa: E402
-from nomarr_systemd.core.directives import OWNED  # noqa: E402
-from nomarr_systemd.core.meanings import MEANINGS  # noqa: E402
+from nomarr_systemd.config import settings  # noqa: E402
+from nomarr_systemd.config.settings import MEANINGS  # noqa: E402
+from nomarr_systemd.config.unit_directives import OWNED  # noqa: E402
+from nomarr_systemd.config.values import Config, Pool  # noqa: E402
 
 EVERYWHERE = {"--help", "--user"}  # described once, with the global options
 UNSAID = ("[OPTIONS]", "[ARGS]...")

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from nomarr_systemd.host.lab import LabUnavailable, go_where_a_lab_can_be
+from nomarr_systemd.demo.lab import LabUnavailable, go_where_a_lab_can_be
 
 
 def main(arguments: list[str]) -> int:

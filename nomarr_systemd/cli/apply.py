@@ -21,7 +21,7 @@ from nomarr_systemd.cli.common import (
     printable,
     who,
 )
-from nomarr_systemd.cli.rollout import Plan, carry_out, make_plan
+from nomarr_systemd.operate.apply import Plan, carry_out, make_plan
 
 _COLOURS = {"+": "green", "-": "red", "@": "cyan"}
 

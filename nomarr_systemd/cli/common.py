@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from nomarr_systemd.core.errors import BadName, ConfigError, Mistake, NomarrError, NoSuchWorker
-from nomarr_systemd.core.quoting import ask_for, escape, quote
-from nomarr_systemd.host.paths import Paths, system_paths, user_paths
+from nomarr_systemd.core.text import ask_for, escape, quote
+from nomarr_systemd.host.layout import Paths, system_paths, user_paths
 
 if TYPE_CHECKING:
-    from nomarr_systemd.core.config import Config
+    from nomarr_systemd.config.values import Config
     from nomarr_systemd.core.ids import Component
 
 MAX_CONFIG_BYTES = 1 << 20
@@ -40,7 +40,7 @@ def make_scope(config_file: str | None, *, user: bool) -> Scope:
 
 def load_config(scope: Scope) -> Config:
     """The configuration of the scope, or ConfigError with what is wrong with the file."""
-    from nomarr_systemd.core.configfile import parse
+    from nomarr_systemd.config.file import parse
 
     name = scope.config_file
     try:
@@ -77,7 +77,7 @@ def load_applied(scope: Scope) -> Config:
     """The configuration in force, which is the one last applied; before that, the file's."""
     import json
 
-    from nomarr_systemd.core.config import Config
+    from nomarr_systemd.config.values import Config
 
     try:
         with open(scope.paths.resolved, encoding="utf-8") as file:

@@ -17,11 +17,11 @@ from typing import Any, Final
 
 import click
 
-from nomarr_systemd.cli.stage import Stage, check, command, explain, quote, say
 from nomarr_systemd.core.ids import parse_component
-from nomarr_systemd.core.record import Record
-from nomarr_systemd.host.lab import Lab, go_where_a_lab_can_be
-from nomarr_systemd.host.units import find_data
+from nomarr_systemd.core.ledger_record import Record
+from nomarr_systemd.demo.lab import Lab, go_where_a_lab_can_be
+from nomarr_systemd.demo.stage import Stage, check, command, explain, quote, say
+from nomarr_systemd.systemd.unit_files import find_data
 
 SCAN = """\
 #!/bin/sh

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import click
 
-from nomarr_systemd.cli.checks import Finding, examine
 from nomarr_systemd.cli.common import Scope, count, echo_json, examples, json_option, printable
+from nomarr_systemd.operate.doctor import Finding, examine
 
 _SIGNS = {"ok": ("✓", "green"), "warn": ("!", "yellow"), "bad": ("✗", "red")}
 

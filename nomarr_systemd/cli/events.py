@@ -12,11 +12,11 @@ from typing import Any
 import click
 
 from nomarr_systemd.cli.common import Scope
-from nomarr_systemd.core.plaintext import clean
-from nomarr_systemd.host import control, livefeed
-from nomarr_systemd.host.journal import MESSAGE_IDS
-from nomarr_systemd.host.journalread import Entry, Journal, Terms
-from nomarr_systemd.supervisor.topics import Patterns
+from nomarr_systemd.core.text import clean
+from nomarr_systemd.live import client
+from nomarr_systemd.live.protocol import Patterns
+from nomarr_systemd.systemd.journal import MESSAGE_IDS
+from nomarr_systemd.systemd.journal_reader import Entry, Journal, Terms
 
 DEFAULT_TOPICS = ("worker:*:status", "system:health", "queue:*")
 PATIENCE_S = 2.0
@@ -63,10 +63,10 @@ def events(scope: Scope, follow: bool, topics: tuple[str, ...], lines: int, as_j
         expected = None if follow else _list_topics(scope, patterns)
         try:
             with closing(
-                livefeed.subscribe(scope.paths.live, wanted, timeout_s=None if follow else 1.0)
+                client.subscribe(scope.paths.live, wanted, timeout_s=None if follow else 1.0)
             ) as feed:
                 _show_feed(feed, patterns, expected, as_json=as_json)
-        except livefeed.NoSupervisor:
+        except client.NoSupervisor:
             _say_alone("The supervisor does not answer")
         except TimeoutError:
             return 0
@@ -86,7 +86,7 @@ def _say_alone(reason: str) -> None:
 
 def _list_topics(scope: Scope, patterns: Patterns) -> set[str]:
     """What the supervisor will show first to somebody who wants these."""
-    workers = control.ask(scope.paths.live, {"op": "snapshot"}).get("workers", [])
+    workers = client.ask(scope.paths.live, {"op": "snapshot"}).get("workers", [])
     names = [worker.get("component") for worker in workers if isinstance(worker, dict)]
     topics = {f"{name}:{what}" for name in names for what in ("status", "frames")}
     return {topic for topic in (*topics, "system:health") if patterns.match(topic)}
@@ -139,7 +139,7 @@ def _show(event: dict[str, Any], patterns: Patterns, *, as_json: bool) -> None:
 
 def describe(event: dict[str, Any]) -> str:
     """One event in one line."""
-    from nomarr_systemd.forensics.report import show_moment
+    from nomarr_systemd.postmortem.report import show_moment
 
     stamp = event.get("timestamp")
     when = show_moment(stamp) if isinstance(stamp, int) else " " * 19

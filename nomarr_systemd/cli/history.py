@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import click
 
 from nomarr_systemd.cli.common import Scope, printable
+from nomarr_systemd.core.death import name_signal
 from nomarr_systemd.core.errors import BadName
-from nomarr_systemd.core.exits import name_signal
 from nomarr_systemd.core.ids import Component, parse_component
-from nomarr_systemd.core.record import Record
-from nomarr_systemd.core.words import describe_ms
+from nomarr_systemd.core.ledger_record import Record
+from nomarr_systemd.core.text import describe_ms
 
 SCHEMA = "nomarr.history/1"
 _UNITS_S = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
@@ -52,7 +52,7 @@ def history(
     WINDOW and LIFETIME are restarts used and allowed as they were before the decision. The ledger
     keeps the last hundred records of each worker. nomarrctl why --invocation RUN tells more.
     """
-    from nomarr_systemd.forensics.scene import check_known, list_published, read_account
+    from nomarr_systemd.postmortem.witnesses import check_known, list_published, read_account
 
     since_ms = parse_since(since, time.time()) if since else 0
     notes: list[str] = []
@@ -107,7 +107,7 @@ def parse_since(text: str, now_s: float) -> int:
 
 
 def _to_json(items: list[Item], notes: list[str]) -> dict[str, Any]:
-    from nomarr_systemd.forensics.report import record_to_json
+    from nomarr_systemd.postmortem.report import record_to_json
 
     return {
         "schema": SCHEMA,
@@ -136,7 +136,7 @@ def _draw(items: list[Item]) -> None:
 
 
 def _cells(item: Item) -> Iterator[str]:
-    from nomarr_systemd.forensics.report import show_moment
+    from nomarr_systemd.postmortem.report import show_moment
 
     record = item.record
     decided = bool(record.kind)

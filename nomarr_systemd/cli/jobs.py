@@ -13,15 +13,14 @@ from typing import Any, BinaryIO, Final
 import click
 
 from nomarr_systemd.cli.common import Scope, load_config, printable
-from nomarr_systemd.core.config import Config
+from nomarr_systemd.config.store_url import SqliteUrl, parse_store_url
+from nomarr_systemd.config.values import Config
 from nomarr_systemd.core.errors import BadName, NomarrError
-from nomarr_systemd.core.jobs import STATUSES, Doc, Status, path_of
-from nomarr_systemd.core.quoting import ask_for, quote
-from nomarr_systemd.core.storeurl import SqliteUrl, parse_store_url
-from nomarr_systemd.core.words import describe_ms
+from nomarr_systemd.core.job import STATUSES, Doc, Status, path_of
+from nomarr_systemd.core.text import ask_for, describe_ms, quote
 from nomarr_systemd.jobs import queue
 from nomarr_systemd.jobs.settlement import clear_pool
-from nomarr_systemd.store.opening import open_work_store
+from nomarr_systemd.store.open import open_work_store
 from nomarr_systemd.store.protocol import Store
 
 DAY_MS: Final = 86_400_000
@@ -272,7 +271,7 @@ def _open(config: Config) -> closing[Store]:
     """The store, used as its owner would: what root makes there the workers could not use."""
     parsed = parse_store_url(config.store.url)
     if isinstance(parsed, SqliteUrl) and os.geteuid() == 0:
-        import nomarr_systemd.store.sqlite  # noqa: F401 (the owner may not be able to read it)
+        import nomarr_systemd.store.sqlite.store  # noqa: F401 (the owner may not be able to read it)
 
         try:
             owner = os.stat(os.path.join(parsed.directory, "work"))

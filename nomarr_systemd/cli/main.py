@@ -67,7 +67,7 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in VERBS and not args[0].startswith("-"):
-            from nomarr_systemd.core.quoting import ask_for, quote
+            from nomarr_systemd.core.text import ask_for, quote
 
             near = ask_for(args[0], VERBS) or "nomarrctl --help lists all commands"
             ctx.fail(f"there is no command {quote(args[0])}; {near}")

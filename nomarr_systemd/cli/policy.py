@@ -23,7 +23,7 @@ from nomarr_systemd.cli.common import (
     load_config,
     printable,
 )
-from nomarr_systemd.core.config import DEFAULT_RULES, Config, Origin
+from nomarr_systemd.config.values import DEFAULT_RULES, Config, Origin
 from nomarr_systemd.core.ids import Component
 
 Value = int | float | str | tuple[int, ...]
@@ -87,9 +87,9 @@ def explain(scope: Scope, component: str, as_json: bool) -> None:
     get, and when the window frees up.
     """
     from nomarr_systemd.cli.explain import draw, explain_worker, to_json
-    from nomarr_systemd.cli.overview import read_account
-    from nomarr_systemd.cli.screen import width_of_terminal
+    from nomarr_systemd.cli.status_table import width_of_terminal
     from nomarr_systemd.host import clock
+    from nomarr_systemd.operate.overview import read_account
 
     config = load_applied(scope)
     worker = choose_one(config, component)
@@ -131,10 +131,10 @@ def simulate(
     than that of the time of the failures.
     """
     from nomarr_systemd.cli import simulation
-    from nomarr_systemd.cli.overview import read_account
-    from nomarr_systemd.cli.when import parse_since
+    from nomarr_systemd.cli.since import parse_since
     from nomarr_systemd.core.simulate import simulate as replay
     from nomarr_systemd.host import clock
+    from nomarr_systemd.operate.overview import read_account
 
     config = load_applied(scope)
     settings = simulation.read_settings(changes)

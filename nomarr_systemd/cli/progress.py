@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
 from nomarr_systemd.core.ids import Component
-from nomarr_systemd.host.manager import Manager
+from nomarr_systemd.systemd.manager import Manager
 
 _FIRST_S: Final = 0.02
 _LONGEST_S: Final = 0.5

@@ -9,14 +9,13 @@ from typing import Any, Final, NamedTuple
 import click
 
 from nomarr_systemd.cli.common import clean, count
-from nomarr_systemd.cli.overview import crash_word
+from nomarr_systemd.config.settings import POLICY, check, convert, explain_unknown
 from nomarr_systemd.core.errors import BadName
 from nomarr_systemd.core.ids import Component
-from nomarr_systemd.core.model import Rules
-from nomarr_systemd.core.quoting import quote
-from nomarr_systemd.core.settings import POLICY, check, convert, explain_unknown
+from nomarr_systemd.core.policy import Rules
 from nomarr_systemd.core.simulate import NOT_RUN, Simulation, Sum
-from nomarr_systemd.core.words import describe_ms
+from nomarr_systemd.core.text import describe_ms, quote
+from nomarr_systemd.operate.overview import crash_word
 
 _WORDS: Final = {
     "restart": "restart after {}",

@@ -16,7 +16,7 @@ from nomarr_systemd.cli.common import (
     load_applied,
     names_argument,
 )
-from nomarr_systemd.cli.overview import look
+from nomarr_systemd.operate.overview import look
 
 
 @click.command(epilog=examples("status", "status tag-0", "status tag --json", "status --watch"))
@@ -41,7 +41,7 @@ def status(scope: Scope, names: tuple[str, ...], watch: bool, as_json: bool) -> 
     if as_json:
         echo_json([view.to_json() for view in overview.views])
     else:
-        from nomarr_systemd.cli.screen import draw, draw_in_full, width_of_terminal
+        from nomarr_systemd.cli.status_table import draw, draw_in_full, width_of_terminal
 
         pools = {pool.name for pool in config.pools}
         if names and not pools.intersection(names):

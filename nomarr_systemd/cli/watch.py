@@ -22,10 +22,10 @@ from typing import Final
 import click
 
 from nomarr_systemd.cli.common import Scope, load_applied
-from nomarr_systemd.cli.overview import Overview, look
-from nomarr_systemd.cli.screen import draw, fit
+from nomarr_systemd.cli.status_table import draw, fit
 from nomarr_systemd.core.errors import NomarrError
-from nomarr_systemd.host.control import is_the_supervisors
+from nomarr_systemd.live.client import is_the_supervisors
+from nomarr_systemd.operate.overview import Overview, look
 
 _ENTER: Final = "\x1b[?1049h\x1b[?25l"
 _LEAVE: Final = "\x1b[?25h\x1b[?1049l"

@@ -11,12 +11,12 @@ from typing import Any
 import click
 
 from nomarr_systemd.cli.common import Scope, load_config
-from nomarr_systemd.core.config import Config
+from nomarr_systemd.config.values import Config
 from nomarr_systemd.core.errors import ConfigError, NomarrError
 from nomarr_systemd.core.ids import parse_component
-from nomarr_systemd.forensics.inquest import issue
-from nomarr_systemd.forensics.report import render, to_json
-from nomarr_systemd.forensics.scene import check_known, choose, gather
+from nomarr_systemd.postmortem.report import render, to_json
+from nomarr_systemd.postmortem.verdict import issue
+from nomarr_systemd.postmortem.witnesses import check_known, choose, gather
 
 _STYLES: dict[str, dict[str, Any]] = {
     "bad": {"fg": "red"},

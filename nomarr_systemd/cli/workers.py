@@ -27,17 +27,17 @@ from nomarr_systemd.cli.common import (
 )
 from nomarr_systemd.cli.jobs import forget_failure
 from nomarr_systemd.cli.progress import FACTS, is_down, is_idle, wait_for
+from nomarr_systemd.config.values import Config
 from nomarr_systemd.controller.failures import Controller
 from nomarr_systemd.controller.incidents import INCIDENT
 from nomarr_systemd.controller.reconcile import end_incident
 from nomarr_systemd.controller.reconcile import reconcile as run_reconcile
-from nomarr_systemd.core.config import Config
 from nomarr_systemd.core.errors import StoreError
 from nomarr_systemd.core.ids import Component
-from nomarr_systemd.host import actlog, control
 from nomarr_systemd.host.holds import Holds
-from nomarr_systemd.host.manager import Manager, timer_of
-from nomarr_systemd.host.queueing import queue
+from nomarr_systemd.live import client
+from nomarr_systemd.systemd import journal
+from nomarr_systemd.systemd.manager import Manager, queue, timer_of
 
 
 @contextmanager
@@ -87,7 +87,7 @@ class Act:
         for worker in workers:
             self._results[worker] = (result, text or result)
             if log:
-                actlog.write_act(worker, result, self.by, user=self.scope.user)
+                journal.write_act(worker, result, self.by, user=self.scope.user)
 
     def report(self, as_json: bool) -> None:
         rows = [(worker, *self._results[worker]) for worker in sorted(self._results)]
@@ -243,7 +243,7 @@ def reset(
     act.manager.reset_failed(units)
     for worker in workers:
         act.holds.release(worker)
-        control.ask(scope.paths.live, {"op": "reset", "component": worker.component_id})
+        client.ask(scope.paths.live, {"op": "reset", "component": worker.component_id})
     for pool in pools:
         forget_failure(config, pool)
     paused = [worker for worker in workers if start and act.holds.read(worker)]

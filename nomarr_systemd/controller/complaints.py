@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 
 from nomarr_systemd.core.ids import Component
-from nomarr_systemd.host.manager import Refused
+from nomarr_systemd.systemd.manager import Refused
 
 
 @contextlib.contextmanager

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from nomarr_systemd.core.exits import Exit
+from nomarr_systemd.core.death import Exit, Failure
 from nomarr_systemd.core.ids import Component
-from nomarr_systemd.core.model import Failure
 
 
 class Death(NamedTuple):

@@ -11,25 +11,32 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from nomarr_systemd.breaker import Breaker
+from nomarr_systemd.config.values import Config
 from nomarr_systemd.controller.complaints import apart, complain
 from nomarr_systemd.controller.death import Death
 from nomarr_systemd.controller.incidents import Incidents
 from nomarr_systemd.controller.outcomes import Outcomes, is_blamed
 from nomarr_systemd.controller.pending import Pending, Waiting, due_file
 from nomarr_systemd.controller.stops import Facts, find_stopped, has_mark
-from nomarr_systemd.core.config import Config
+from nomarr_systemd.core.death import EX_TEMPFAIL, Failure, classify
 from nomarr_systemd.core.errors import StoreError
-from nomarr_systemd.core.exits import EX_TEMPFAIL, classify
 from nomarr_systemd.core.ids import Component, next_start_job
-from nomarr_systemd.core.model import Failure, Moment
+from nomarr_systemd.core.ledger_record import Record
 from nomarr_systemd.core.policy import decide_blind
-from nomarr_systemd.core.record import Record
-from nomarr_systemd.host import clock, control, journal
+from nomarr_systemd.core.time import Moment
+from nomarr_systemd.host import clock
 from nomarr_systemd.host.files import locked, remove
 from nomarr_systemd.host.holds import Holds
-from nomarr_systemd.host.identity import host_of
-from nomarr_systemd.host.manager import (
+from nomarr_systemd.host.layout import Paths
+from nomarr_systemd.host.machine import host_of
+from nomarr_systemd.ledger.incidents import Breaker
+from nomarr_systemd.ledger.ledger import Ledger
+from nomarr_systemd.ledger.spool import Spool, Spooled
+from nomarr_systemd.live import client
+from nomarr_systemd.store.open import open_store
+from nomarr_systemd.store.protocol import Store
+from nomarr_systemd.systemd import journal
+from nomarr_systemd.systemd.manager import (
     SHUTDOWN,
     SUPERVISOR,
     Manager,
@@ -37,11 +44,6 @@ from nomarr_systemd.host.manager import (
     Refused,
     monotonic_ms,
 )
-from nomarr_systemd.host.paths import Paths
-from nomarr_systemd.ledger import Ledger
-from nomarr_systemd.spool import Spool, Spooled
-from nomarr_systemd.store.opening import open_store
-from nomarr_systemd.store.protocol import Store
 
 # The supervisor kills by these, and has a word for why.
 _OWN_SIGNALS: Final = frozenset((-6, -9))
@@ -160,7 +162,7 @@ class Controller:
                 "component": component.component_id,
                 "invocation": invocation,
             }
-            label = control.ask(self.paths.live, request).get("label")
+            label = client.ask(self.paths.live, request).get("label")
             if isinstance(label, str) and label:
                 death = classify(
                     each.result, each.exit_code, each.exit_status, label=label, run_ms=run_ms
@@ -257,7 +259,7 @@ class Controller:
                     effects.append((component.component_id, record.invocation, effect))
         for component, record in self._mask(masks):
             request = {"op": "set_failed", "component": component.component_id}
-            control.ask(self.paths.live, request)
+            client.ask(self.paths.live, request)
             effects.append((component.component_id, record.invocation, "done"))
         return effects
 
@@ -374,7 +376,7 @@ class Controller:
             "cause": death.exit.line,
             "decision": f"{record.action}: {record.text}",
         }
-        answer = control.ask(self.paths.live, request)
+        answer = client.ask(self.paths.live, request)
         blamed = is_blamed(record)
         self.outcomes.take(death.component, record.invocation, answer, is_blamed=blamed)
 

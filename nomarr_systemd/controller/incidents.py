@@ -10,20 +10,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from nomarr_systemd.breaker import Breaker
+from nomarr_systemd.config.values import Config
 from nomarr_systemd.controller.death import Death
 from nomarr_systemd.core import account as book_keeping
-from nomarr_systemd.core.config import Config
+from nomarr_systemd.core.death import Failure
 from nomarr_systemd.core.errors import BadName
 from nomarr_systemd.core.ids import Component, parse_component
-from nomarr_systemd.core.model import Failure, Moment, age_ms
-from nomarr_systemd.core.outage import LEAST, SPAN_MS, Incident, Loss, find_outage
-from nomarr_systemd.core.record import Record
-from nomarr_systemd.host import clock, control, journal
+from nomarr_systemd.core.incident import LEAST, SPAN_MS, Incident, Loss, find_outage
+from nomarr_systemd.core.ledger_record import Record
+from nomarr_systemd.core.time import Moment, age_ms
+from nomarr_systemd.host import clock
 from nomarr_systemd.host.holds import Holds
-from nomarr_systemd.host.manager import Manager
-from nomarr_systemd.host.paths import Paths
-from nomarr_systemd.ledger import Ledger
+from nomarr_systemd.host.layout import Paths
+from nomarr_systemd.ledger.incidents import Breaker
+from nomarr_systemd.ledger.ledger import Ledger
+from nomarr_systemd.live import client
+from nomarr_systemd.systemd import journal
+from nomarr_systemd.systemd.manager import Manager
 
 INCIDENT: Final = "incident:"
 
@@ -241,7 +244,7 @@ class Incidents:
 
     def _is_healthy(self, canary: Component) -> bool:
         """By the supervisor; without one, systemd's word that it runs must do."""
-        answer = control.ask(self._paths.live, {"op": "snapshot"})
+        answer = client.ask(self._paths.live, {"op": "snapshot"})
         if not answer:
             return True
         return any(

@@ -18,10 +18,10 @@ from nomarr_systemd.controller.failures import Controller
 from nomarr_systemd.controller.pending import read_pending
 from nomarr_systemd.controller.reconcile import reconcile, see_to_the_rest
 from nomarr_systemd.core.errors import ConfigError, NomarrError
-from nomarr_systemd.host.manager import Manager
-from nomarr_systemd.host.notify import listen_fds, notify
-from nomarr_systemd.host.paths import Paths
-from nomarr_systemd.host.resident import PLACES, parse_options, read_config
+from nomarr_systemd.host.layout import Paths
+from nomarr_systemd.host.program_options import PLACES, parse_options, read_config
+from nomarr_systemd.systemd.manager import Manager
+from nomarr_systemd.systemd.notify import listen_fds, notify
 
 USAGE: Final = f"usage: nomarr-controller {PLACES} [--reconcile]"
 IDLE_S: Final = 30.0

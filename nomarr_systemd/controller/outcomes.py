@@ -12,19 +12,21 @@ from collections.abc import Mapping, Sequence
 from time import monotonic
 from typing import Any, Final, NamedTuple
 
+from nomarr_systemd.config.values import Config, Pool
 from nomarr_systemd.core.account import Account
-from nomarr_systemd.core.config import Config, Pool
 from nomarr_systemd.core.errors import KeyExists, NoSuchWorker
 from nomarr_systemd.core.ids import Component
-from nomarr_systemd.core.jobs import POOL_FAILED
-from nomarr_systemd.core.model import Moment, age_ms
-from nomarr_systemd.core.quoting import escape
-from nomarr_systemd.core.record import Record
-from nomarr_systemd.host import clock, control, journal
-from nomarr_systemd.host.manager import Manager
-from nomarr_systemd.host.paths import Paths
-from nomarr_systemd.ledger import Ledger
+from nomarr_systemd.core.job import POOL_FAILED
+from nomarr_systemd.core.ledger_record import Record
+from nomarr_systemd.core.text import escape
+from nomarr_systemd.core.time import Moment, age_ms
+from nomarr_systemd.host import clock
+from nomarr_systemd.host.layout import Paths
+from nomarr_systemd.ledger.ledger import Ledger
+from nomarr_systemd.live import client
 from nomarr_systemd.store.protocol import Store
+from nomarr_systemd.systemd import journal
+from nomarr_systemd.systemd.manager import Manager
 
 RECENT_MS: Final = 600_000  # how far back the reconciler asks again
 PATIENCE_S: Final = 30.0  # with a run that is not settled; then it is the reconciler's
@@ -105,7 +107,7 @@ class Outcomes:
             "invocation": invocation,
             "crashed": is_blamed,
         }
-        answer = control.ask(self._paths.live, request)
+        answer = client.ask(self._paths.live, request)
         self.take(component, invocation, answer, is_blamed=is_blamed)
         return bool(answer)
 
@@ -151,7 +153,7 @@ class Outcomes:
         self._manager.mask([worker.unit for worker in down])
         journal.write_pool_failure(pool.name, reason)
         for worker in down:
-            control.ask(self._paths.live, {"op": "set_failed", "component": worker.component_id})
+            client.ask(self._paths.live, {"op": "set_failed", "component": worker.component_id})
         with self._store.batch():  # last: whatever is killed before this is done again
             for worker in down:
                 text = f"{POOL_FAILED}{reason}"

@@ -17,8 +17,8 @@ from nomarr_systemd.controller.death import Death
 from nomarr_systemd.controller.failures import Controller
 from nomarr_systemd.controller.pending import Pending, Waiting, read_pending
 from nomarr_systemd.controller.stops import Facts
+from nomarr_systemd.core.death import EX_TEMPFAIL, Failure, classify
 from nomarr_systemd.core.errors import StoreError
-from nomarr_systemd.core.exits import EX_TEMPFAIL, classify
 from nomarr_systemd.core.ids import (
     UNIT_PREFIX,
     UNIT_SUFFIX,
@@ -27,11 +27,11 @@ from nomarr_systemd.core.ids import (
     next_start_job,
     parse_component,
 )
-from nomarr_systemd.core.model import Failure, age_ms
-from nomarr_systemd.core.record import Record
+from nomarr_systemd.core.ledger_record import Record
+from nomarr_systemd.core.time import age_ms
 from nomarr_systemd.host import clock
 from nomarr_systemd.host.files import remove
-from nomarr_systemd.host.manager import SUPERVISOR, Masked, monotonic_ms
+from nomarr_systemd.systemd.manager import SUPERVISOR, Masked, monotonic_ms
 
 START_JOB_GRACE_MS: Final = 10_000
 SETTLING_S: Final = 5.0

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from nomarr_systemd.controller.pending import Pending
-from nomarr_systemd.host.paths import Paths
+from nomarr_systemd.host.layout import Paths
 
 Facts = dict[str, str]
 WAIT_S: Final = 2.0  # for a journal that lags behind, all in all
@@ -49,7 +49,7 @@ def _was_ready(unit: Facts) -> bool:
 
 def _was_stopped(run: str, ends: float, *, user: bool) -> bool:
     # Slow to load, and few deaths need it.
-    from nomarr_systemd.host.journalread import FAILED, STOPPED, Journal
+    from nomarr_systemd.systemd.journal_reader import FAILED, STOPPED, Journal
 
     # The manager's own word; nobody else has this pid or, in its scope, this user.
     speaker = [f"_UID={os.getuid()}", f"USER_INVOCATION_ID={run}"]

@@ -9,17 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from nomarr_systemd.core.model import (
-    Decision,
-    Evidence,
-    Failure,
-    History,
-    Moment,
-    Rules,
-    age_ms,
-)
-from nomarr_systemd.core.policy import decide
-from nomarr_systemd.core.record import DECISIONS, EFFECTS, Record, with_effect
+from nomarr_systemd.core.death import Failure
+from nomarr_systemd.core.ledger_record import DECISIONS, EFFECTS, Record, with_effect
+from nomarr_systemd.core.policy import Decision, Evidence, History, Rules, decide
+from nomarr_systemd.core.time import Moment, age_ms
 
 # Counted restarts by boot: invocation, wall_ms, boottime_ms and so on in one row, which JSON reads
 # and writes quickly and a slice takes apart.

@@ -99,3 +99,9 @@ class SchemaTooNew(StoreError):
     """The store was written by a newer version of this program."""
 
     code = "schema-too-new"
+
+
+class NotReady(NomarrError):
+    """Nothing can be done now: no GPU, no memory, no store. The job goes back, the worker waits."""
+
+    code = "not-ready"

@@ -9,7 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
-from nomarr_systemd.core.model import HealthRules
+
+class HealthRules(NamedTuple):
+    """``[health]``: what the worker promises and what the supervisor expects."""
+
+    frame_interval_s: float = 2.5
+    startup_timeout_s: float = 60.0
+    staleness_interval_s: float = 5.0
+    max_misses: int = 3
+    min_recovery_s: float = 5.0
+    max_recovery_s: float = 120.0
+    max_unhealthy_s: float = 0.0
+    stall_timeout_s: float = 300.0
+    snapshot_interval_s: float = 30.0
+    gpu_health_max_age_s: float = 60.0
 
 
 class Event(NamedTuple):

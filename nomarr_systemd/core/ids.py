@@ -10,7 +10,7 @@ import re
 from typing import NamedTuple
 
 from nomarr_systemd.core.errors import BadName
-from nomarr_systemd.core.quoting import quote
+from nomarr_systemd.core.text import quote
 
 MAX_INDEX = 4095  # one stored file descriptor per worker: FileDescriptorStoreMax=4096
 UNIT_PREFIX = "nomarr-worker@"

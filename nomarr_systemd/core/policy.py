@@ -7,21 +7,72 @@ Recording a decision and carrying it out happen elsewhere.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from math import inf
+from typing import Literal, NamedTuple
 from zlib import crc32
 
-from nomarr_systemd.core.exits import EX_TEMPFAIL
-from nomarr_systemd.core.model import (
-    Action,
-    Decision,
-    Evidence,
-    Failure,
-    History,
-    Moment,
-    Rules,
-    age_ms,
-)
-from nomarr_systemd.core.words import describe_ms
+from nomarr_systemd.core.death import EX_TEMPFAIL, Failure
+from nomarr_systemd.core.text import describe_ms
+from nomarr_systemd.core.time import Moment, age_ms
+
+Action = Literal["restart", "fail", "hold", "ignore"]
+OnExhausted = Literal["mask", "cooldown"]
+
+
+class Rules(NamedTuple):
+    """The restart policy of one worker: ``[policy]``, under ``[pool.X.policy]`` and so on."""
+
+    max_restarts: int = 5
+    window_s: float = 300.0
+    max_lifetime_restarts: int = 20
+    backoff_base_s: float = 1.0
+    backoff_multiplier: float = 2.0
+    backoff_max_s: float = 60.0
+    backoff_jitter: float = 0.1
+    stable_after_s: float = 600.0
+    on_exhausted: OnExhausted = "mask"
+    never_restart: tuple[int, ...] = (78,)
+
+
+class Evidence(NamedTuple):
+    """The numbers a decision rests on, as they were before it."""
+
+    window_used: int
+    window_limit: int
+    lifetime_used: int
+    lifetime_limit: int  # 0: none
+    k: int  # restarts since the last stable run: the exponent of the backoff
+    next_available_ms: int | None  # until the window has room; 0: now, None: only a reset helps
+
+
+class Decision(NamedTuple):
+    """What to do about a failure, and why."""
+
+    action: Action
+    delay_ms: int
+    reason: str  # one line for people
+    evidence: Evidence
+
+    @property
+    def failure_reason(self) -> str:
+        """What is recorded with a mask; empty for every other decision."""
+        return self.reason if self.action == "fail" else ""
+
+
+class History(NamedTuple):
+    """What a decision needs to know of the past, laid out so that it costs the same at any age.
+
+    Restarts in the window are kept by the clock that can judge them: those of this boot by
+    boottime, those of earlier boots by wall time; both in order.
+    """
+
+    decided: Mapping[str, Decision] = {}
+    this_boot_ms: Sequence[int] = ()
+    other_boots_ms: Sequence[int] = ()
+    lifetime: int = 0
+    k: int = 0
+    last_due: Moment | None = None  # when the last restart was due
 
 
 def decide(history: History, failure: Failure, rules: Rules, now: Moment) -> Decision:

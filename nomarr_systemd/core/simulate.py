@@ -13,9 +13,10 @@ from typing import Final, NamedTuple
 
 from nomarr_systemd.core import account as book_keeping
 from nomarr_systemd.core.account import Account
-from nomarr_systemd.core.model import Decision, Failure, Moment, Rules, age_ms
-from nomarr_systemd.core.policy import decide
-from nomarr_systemd.core.record import DECISIONS, PERSONAL, Record
+from nomarr_systemd.core.death import Failure
+from nomarr_systemd.core.ledger_record import DECISIONS, PERSONAL, Record
+from nomarr_systemd.core.policy import Decision, Rules, decide
+from nomarr_systemd.core.time import Moment, age_ms
 
 NOT_RUN: Final = "not-run"  # instead of a decision: masked by then
 _AHEAD: Final = 100  # decisions looked ahead; also the most restarts that a window may allow

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from functools import cache
 
-from nomarr_systemd.core.model import Moment
+from nomarr_systemd.core.time import Moment
 
 
 def now() -> Moment:

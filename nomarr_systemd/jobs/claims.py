@@ -9,9 +9,9 @@ from __future__ import annotations
 import random
 from typing import Final, NamedTuple
 
-from nomarr_systemd.core import jobs
+from nomarr_systemd.core import job
 from nomarr_systemd.core.errors import BadDocument, KeyExists, StaleRevision
-from nomarr_systemd.core.jobs import Doc, Owner
+from nomarr_systemd.core.job import Doc, Owner
 from nomarr_systemd.jobs.queue import JOBS, now_ms
 from nomarr_systemd.store.protocol import Store, encode
 
@@ -52,7 +52,7 @@ class Claims:
     def take(self, key: str) -> Doc | None:
         """The job, now in our hands; None if somebody else was faster. May be asked again after
         an answer was lost."""
-        claim = {"_key": jobs.claim_key(key), "job": key, "pool": self.pool, "wall_ms": now_ms()}
+        claim = {"_key": job.claim_key(key), "job": key, "pool": self.pool, "wall_ms": now_ms()}
         doc = None
         try:
             with self.store.batch():
@@ -86,10 +86,10 @@ class Claims:
             try:
                 with self.store.batch():
                     doc = self.store.get(JOBS, key)
-                    ours = jobs.is_in_hand(doc, self.owner.invocation)
+                    ours = job.is_in_hand(doc, self.owner.invocation)
                     if doc is not None and ours:
                         self.store.replace(JOBS, _finish(doc, end, now_ms()))
-                    claim = self.store.get(CLAIMS, jobs.claim_key(key))
+                    claim = self.store.get(CLAIMS, job.claim_key(key))
                     if claim is not None and claim["invocation"] == self.owner.invocation:
                         self.store.delete(CLAIMS, claim["_key"], claim["_rev"])
             except StaleRevision:
@@ -113,26 +113,26 @@ class Claims:
     def _begin(self, key: str) -> Doc | None:
         """With the claim: nobody else changes the job, but it may have changed before."""
         doc = self.store.get(JOBS, key)
-        if jobs.is_in_hand(doc, self.owner.invocation):
+        if job.is_in_hand(doc, self.owner.invocation):
             return doc
         if doc is None or doc["status"] != "pending":
-            self.store.delete(CLAIMS, jobs.claim_key(key))
+            self.store.delete(CLAIMS, job.claim_key(key))
             return None
-        changed = jobs.begin(doc, self.owner, now_ms())
+        changed = job.begin(doc, self.owner, now_ms())
         try:
             changed["_rev"] = self.store.replace(JOBS, changed)
         except StaleRevision:
-            self.store.delete(CLAIMS, jobs.claim_key(key))
+            self.store.delete(CLAIMS, job.claim_key(key))
             return None
         return changed
 
 
 def _finish(doc: Doc, end: End, wall_ms: int) -> Doc:
     if end.status == "pending":
-        return jobs.requeue(doc, wall_ms)
+        return job.requeue(doc, wall_ms)
     if end.error is not None:
-        return jobs.fail(doc, end.error, wall_ms)
-    return jobs.complete(doc, end.result, wall_ms)
+        return job.fail(doc, end.error, wall_ms)
+    return job.complete(doc, end.result, wall_ms)
 
 
 def check_result(result: object) -> object:

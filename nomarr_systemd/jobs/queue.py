@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Final
 
-from nomarr_systemd.core import jobs
+from nomarr_systemd.core import job
 from nomarr_systemd.core.errors import NomarrError, StaleRevision
-from nomarr_systemd.core.jobs import STATUSES, Doc, Status
+from nomarr_systemd.core.job import STATUSES, Doc, Status, key_of
 from nomarr_systemd.store.protocol import Store
 
 JOBS: Final = "jobs"
@@ -41,7 +41,7 @@ def add(
     wall_ms = now_ms()
     seen = new = 0
     paths = iter(paths)
-    while page := [jobs.make_job(pool, path, wall_ms) for path in islice(paths, PAGE)]:
+    while page := [job.make_job(pool, path, wall_ms) for path in islice(paths, PAGE)]:
         new += store.add(JOBS, page)
         seen += len(page)
         on_page(seen, new)
@@ -50,7 +50,7 @@ def add(
 
 def find(store: Store, pool: str, job: str) -> Doc:
     """The job with this key, or of this path in ``pool``; or NoSuchJob."""
-    doc = store.get(JOBS, jobs.key_of(pool, job)) if pool else None
+    doc = store.get(JOBS, key_of(pool, job)) if pool else None
     if doc is None and ":" in job and job.isascii() and len(job) <= 200 and "/" not in job:
         doc = store.get(JOBS, job)
     if doc is None:
@@ -77,12 +77,12 @@ def count(store: Store, pool: str) -> dict[Status, int]:
 
 def retry(store: Store, doc: Doc) -> Doc:
     """Put a job that failed, or is done, back into the queue; its deaths still count."""
-    return _swap(store, doc, ("error", "done"), jobs.requeue, "retried")
+    return _swap(store, doc, ("error", "done"), job.requeue, "retried")
 
 
 def release(store: Store, doc: Doc) -> Doc:
     """Let a job out of quarantine: it has all its lives again."""
-    return _swap(store, doc, ("quarantined",), jobs.release, "released")
+    return _swap(store, doc, ("quarantined",), job.release, "released")
 
 
 def prune(store: Store, pool: str, status: Status, older_than_ms: int) -> int:

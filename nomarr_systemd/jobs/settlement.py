@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
-from nomarr_systemd.core import jobs
-from nomarr_systemd.core.config import CrashPolicy, Pool
+from nomarr_systemd.config.values import Pool
+from nomarr_systemd.core import job
 from nomarr_systemd.core.errors import KeyExists, StaleRevision
 from nomarr_systemd.core.ids import parse_component
-from nomarr_systemd.core.jobs import UNCOUNTED, Certificate, Doc
+from nomarr_systemd.core.job import UNCOUNTED, Certificate, CrashPolicy, Doc
 from nomarr_systemd.jobs.claims import CLAIMS
 from nomarr_systemd.jobs.queue import JOBS, PAGE
 from nomarr_systemd.store.protocol import Store
@@ -102,7 +102,7 @@ def name_cause(store: Store, outcome: Outcome, cause: str) -> None:
                 each["cause"] = cause
                 error = doc.get("error") or {}
                 if error.get("invocation") == outcome.invocation:
-                    doc["error"] = jobs.describe_crash(Certificate(**each))
+                    doc["error"] = job.describe_crash(Certificate(**each))
         try:
             store.replace(JOBS, doc)
         except StaleRevision:
@@ -134,7 +134,7 @@ def finish_failing(store: Store, pool: str, wall_ms: int) -> bool:
     if not failed or failed.get("done"):
         return False
     message = f"pool {pool} has failed: {failed['reason']}"
-    error = jobs.describe_error(jobs.WorkerCrashedError(message)) | {"pool": pool}
+    error = job.describe_error(job.WorkerCrashedError(message)) | {"pool": pool}
     error |= {name: failed[name] for name in ("worker_index", "cause", "invocation")}
     # Workers may still take a job between the first look at the queue and that at the claims.
     _fail_pending(store, pool, error, wall_ms)
@@ -166,7 +166,7 @@ def _settle(store: Store, pool: Pool, death: Certificate) -> Outcome:
             continue
         settled.append(Settled(doc["_key"], doc["path"], doc["status"]))
         if doc["status"] == "quarantined":
-            refund += [each.invocation for each in jobs.certificates(doc)]
+            refund += [each.invocation for each in job.certificates(doc)]
     quarantined = tuple(each.job for each in settled if each.status == "quarantined")
     outcome = Outcome(
         death.component_id,
@@ -176,7 +176,7 @@ def _settle(store: Store, pool: Pool, death: Certificate) -> Outcome:
         tuple(dict.fromkeys(refund)),
         counted=counted or (known is not None and known.counted),
     )
-    if death.cause == jobs.STOPPED:
+    if death.cause == job.STOPPED:
         books["crashes"] = 0  # since the last clean stop
     elif counted and known is None:
         books["crashes"] += 1
@@ -223,12 +223,12 @@ def _settle_job(
     doc = store.get(JOBS, key)
     if doc is None:
         return None
-    if jobs.is_in_hand(doc, death.invocation):
-        doc = jobs.settle(doc, death, policy, max_crashes)
+    if job.is_in_hand(doc, death.invocation):
+        doc = job.settle(doc, death, policy, max_crashes)
         store.replace(JOBS, doc)
         return doc
     # Done in time, or claimed and not begun: then the claim is all there is to clear away.
-    return doc if jobs.is_certified(doc, death.invocation) else None
+    return doc if job.is_certified(doc, death.invocation) else None
 
 
 def _fail_pending(store: Store, pool: str, error: Doc, wall_ms: int) -> None:
@@ -240,7 +240,7 @@ def _fail_pending(store: Store, pool: str, error: Doc, wall_ms: int) -> None:
 def _fail_claimed(store: Store, pool: str, error: Doc, wall_ms: int) -> None:
     for claim in store.find(CLAIMS, {"pool": pool}):
         doc = store.get(JOBS, claim["job"])
-        if doc is not None and jobs.is_in_hand(doc, claim["invocation"]):
+        if doc is not None and job.is_in_hand(doc, claim["invocation"]):
             _fail(store, [doc], error, wall_ms)
         store.delete(CLAIMS, claim["_key"])
 
@@ -249,7 +249,7 @@ def _fail(store: Store, docs: Sequence[Doc], error: Doc, wall_ms: int) -> None:
     with store.batch():
         for doc in docs:
             try:
-                store.replace(JOBS, jobs.fail(doc, error, wall_ms))
+                store.replace(JOBS, job.fail(doc, error, wall_ms))
             except StaleRevision:
                 continue  # taken or done this moment
 

@@ -10,7 +10,7 @@ import os
 import time
 from typing import Final
 
-from nomarr_systemd.core.quoting import escape, quote
+from nomarr_systemd.core.text import escape, quote
 
 ERROR, WARNING, NOTICE, INFO = 3, 4, 5, 6
 _MAX_FIELD: Final = 500

@@ -12,14 +12,14 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from nomarr_systemd.core.config import Config
+from nomarr_systemd.config.values import Config
 from nomarr_systemd.core.errors import ConfigError, NomarrError
-from nomarr_systemd.host.paths import Paths
-from nomarr_systemd.host.resident import PLACES, parse_options, read_config
+from nomarr_systemd.host.layout import Paths
+from nomarr_systemd.host.program_options import PLACES, parse_options, read_config
 from nomarr_systemd.supervisor.log import ERROR, NOTICE, WARNING, log
 from nomarr_systemd.supervisor.loop import Loop
 from nomarr_systemd.supervisor.pipes import take_stored, tell
-from nomarr_systemd.supervisor.service import Supervisor
+from nomarr_systemd.supervisor.supervisor import Supervisor
 
 USAGE: Final = f"usage: nomarr-supervisor {PLACES}"
 

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Final
 
 from nomarr_systemd.supervisor.loop import Loop
-from nomarr_systemd.supervisor.registry import Worker
+from nomarr_systemd.supervisor.workers import Worker
 
 PIPE_BYTES: Final = 65_536  # a pipe's size: a read of all of it ends where a line ends
 

@@ -11,13 +11,13 @@ from collections.abc import Iterable, Sequence
 from queue import SimpleQueue
 from typing import Final
 
-from nomarr_systemd.core.config import StoreSettings
+from nomarr_systemd.config.values import StoreSettings
 from nomarr_systemd.core.errors import NomarrError
-from nomarr_systemd.history import Sample, append, prune
-from nomarr_systemd.store.opening import open_work_store
+from nomarr_systemd.ledger.health_history import Sample, append, prune
+from nomarr_systemd.store.open import open_work_store
 from nomarr_systemd.store.protocol import Store
 from nomarr_systemd.supervisor.log import NOTICE, WARNING, Limited, log
-from nomarr_systemd.supervisor.registry import Worker
+from nomarr_systemd.supervisor.workers import Worker
 
 _PRUNE_EVERY_MS: Final = 3_600_000
 _LEAVE_S: Final = 1.0

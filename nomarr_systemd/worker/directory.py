@@ -20,9 +20,8 @@ import time
 from collections.abc import Iterator
 from typing import Any, Final
 
-from nomarr_systemd.core.errors import ConfigError
-from nomarr_systemd.core.jobs import describe_error
-from nomarr_systemd.worker.errors import NotReady
+from nomarr_systemd.core.errors import ConfigError, NotReady
+from nomarr_systemd.core.job import describe_error
 
 STATE: Final = ".nomarr"
 

@@ -6,11 +6,11 @@ import json
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from nomarr_systemd.core.config import Pool, StoreSettings
+from nomarr_systemd.config.store_url import parse_store_url
+from nomarr_systemd.config.values import Pool, StoreSettings
 from nomarr_systemd.core.errors import BadName, ConfigError
+from nomarr_systemd.core.health import HealthRules
 from nomarr_systemd.core.ids import parse_component
-from nomarr_systemd.core.model import HealthRules
-from nomarr_systemd.core.storeurl import parse_store_url
 
 _HINT = "nomarrctl apply writes the unit's environment; run it again"
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from nomarr_systemd.core.errors import NomarrError
+from nomarr_systemd.core.errors import NomarrError, NotReady
+
+__all__ = ["NonFatal", "NotReady", "OutOfMemory", "Recovering", "SupervisorLost"]
 
 
 class NonFatal(NomarrError):
     """The job cannot be done and the worker is well: a bad file, a missing file."""
 
     code = "non-fatal"
-
-
-class NotReady(NomarrError):
-    """Nothing can be done now: no GPU, no memory, no store. The job goes back, the worker waits."""
-
-    code = "not-ready"
 
 
 class Recovering(NomarrError):

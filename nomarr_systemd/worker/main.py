@@ -9,8 +9,8 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
+from nomarr_systemd.config.settings import check_entrypoint
 from nomarr_systemd.core.errors import BadName, ConfigError
-from nomarr_systemd.core.settings import check_entrypoint
 from nomarr_systemd.worker.environment import read_environment
 from nomarr_systemd.worker.errors import SupervisorLost
 from nomarr_systemd.worker.runtime import Runtime, Worker

@@ -18,12 +18,12 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from nomarr_systemd.core.frames import encode
-from nomarr_systemd.worker.bell import Bell
 from nomarr_systemd.worker.environment import Environment
 from nomarr_systemd.worker.errors import SupervisorLost
 from nomarr_systemd.worker.notify import Notifier
 from nomarr_systemd.worker.pipe import HealthPipe
 from nomarr_systemd.worker.vitals import Condition, Tally, describe
+from nomarr_systemd.worker.wakeup import Bell
 
 log = logging.getLogger(__name__)
 

@@ -14,16 +14,16 @@ from time import monotonic, sleep
 from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from nomarr_systemd.core.exits import EX_SOFTWARE, EX_TEMPFAIL
-from nomarr_systemd.worker.bell import Bell
+from nomarr_systemd.core.death import EX_SOFTWARE, EX_TEMPFAIL
+from nomarr_systemd.jobs.source import OwnJobs, Source
 from nomarr_systemd.worker.environment import Environment
 from nomarr_systemd.worker.errors import NonFatal, NotReady, OutOfMemory, Recovering
 from nomarr_systemd.worker.pulse import Pulse
-from nomarr_systemd.worker.source import OwnJobs, Source
 from nomarr_systemd.worker.vitals import Condition, Tally
+from nomarr_systemd.worker.wakeup import Bell
 
 if TYPE_CHECKING:
-    from nomarr_systemd.worker.storejobs import StoreJobs
+    from nomarr_systemd.jobs.store_source import StoreJobs
 
 log = logging.getLogger(__name__)
 
@@ -269,7 +269,7 @@ class Runtime:
         settings = self._environment.settings
         if settings.store is None or not self._environment.component_id:
             return OwnJobs(self._worker.next_job)
-        from nomarr_systemd.worker.storejobs import StoreJobs  # only who needs it pays for it
+        from nomarr_systemd.jobs.store_source import StoreJobs  # only who needs it pays for it
 
         self._queue = StoreJobs(
             settings.store,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from nomarr_systemd.core.quoting import escape
+from nomarr_systemd.core.text import escape
 
 
 class Condition(NamedTuple):

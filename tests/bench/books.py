@@ -8,10 +8,11 @@ import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator
 
-from nomarr_systemd.core.model import Failure, Rules
-from nomarr_systemd.ledger import Ledger
+from nomarr_systemd.core.death import Failure
+from nomarr_systemd.core.policy import Rules
+from nomarr_systemd.ledger.ledger import Ledger
 from nomarr_systemd.store.publish import Publisher
-from nomarr_systemd.store.sqlite import SqliteStore
+from nomarr_systemd.store.sqlite.store import SqliteStore
 from tests.bench.timing import compare, report
 
 ROUNDS = 300

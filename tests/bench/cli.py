@@ -17,14 +17,14 @@ from pathlib import Path
 import click
 
 import nomarr_systemd
-from nomarr_systemd.core.config import Config
+from nomarr_systemd.config.values import Config
 from tests.bench.timing import compare, report
 
 SEARCH = [str(Path(module.__file__ or "").parents[1]) for module in (nomarr_systemd, click)]
 BAR = 1.6
 _START = f"import sys; sys.path[:0] = {SEARCH!r};"
 _ASKED = (
-    "from nomarr_systemd.host.manager import Manager;"
+    "from nomarr_systemd.systemd.manager import Manager;"
     "Manager.show = lambda self, units, names: dict.fromkeys(units, {});"
 )
 _RUN = "from nomarr_systemd.cli.main import main; main(sys.argv[1:])"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from nomarr_systemd.core import account as book
 from nomarr_systemd.core.account import Account
+from nomarr_systemd.core.death import Failure
 from nomarr_systemd.core.frames import EVENTS
-from nomarr_systemd.core.health import REGISTERED, State, step
-from nomarr_systemd.core.model import Failure, HealthRules, History, Moment, Rules
-from nomarr_systemd.core.policy import decide
+from nomarr_systemd.core.health import REGISTERED, HealthRules, State, step
+from nomarr_systemd.core.policy import History, Rules, decide
+from nomarr_systemd.core.time import Moment
 from tests.bench.timing import compare, repeat, report
 
 TIMES = 2000

@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from nomarr_systemd.core.frames import Decoder, encode
-from nomarr_systemd.core.health import REGISTERED, State, step
-from nomarr_systemd.core.model import HealthRules
+from nomarr_systemd.core.health import REGISTERED, HealthRules, State, step
 from tests.bench.timing import report
 
 WORKERS = 1000

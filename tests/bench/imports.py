@@ -8,8 +8,8 @@ import sys
 from tests.bench.timing import compare, report
 
 NEEDED = (
-    "nomarr_systemd.core.config, nomarr_systemd.core.exits, nomarr_systemd.ledger,"
-    " nomarr_systemd.spool, nomarr_systemd.store.opening, nomarr_systemd.store.sqlite"
+    "nomarr_systemd.config.values, nomarr_systemd.core.death, nomarr_systemd.ledger.ledger,"
+    " nomarr_systemd.ledger.spool, nomarr_systemd.store.open, nomarr_systemd.store.sqlite.store"
 )
 
 

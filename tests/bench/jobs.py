@@ -8,10 +8,10 @@ import sys
 import tempfile
 import time
 
-from nomarr_systemd.core.jobs import Owner
+from nomarr_systemd.core.job import Owner
 from nomarr_systemd.jobs import queue
 from nomarr_systemd.jobs.claims import Claims, End
-from nomarr_systemd.store.sqlite import SqliteStore
+from nomarr_systemd.store.sqlite.store import SqliteStore
 from tests.bench.books import bare_commit
 from tests.bench.timing import compare, repeat, report
 
@@ -23,7 +23,7 @@ LOOKS = 200
 # Takes jobs until there are none; says how many, and how often another was faster.
 WORKER = """
 import os, sys
-from nomarr_systemd.core.jobs import Owner
+from nomarr_systemd.core.job import Owner
 from nomarr_systemd.jobs.claims import Claims, End
 from nomarr_systemd.store.sqlite import SqliteStore
 owner = Owner("worker:tag:0", os.urandom(16).hex())

@@ -14,7 +14,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 
-from nomarr_systemd.host.places import make_programs
+from nomarr_systemd.host.layout import make_programs
 from tests.bench.timing import report
 from tests.systemd.lab import CHECKOUT, Lab
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from nomarr_systemd.core.frames import encode
 from nomarr_systemd.core.ids import Component
-from nomarr_systemd.supervisor.blackbox import CAPACITY
+from nomarr_systemd.supervisor.frame_ring import CAPACITY
 from tests.bench.timing import report
 from tests.process import supervision
 from tests.systemd.lab import Lab

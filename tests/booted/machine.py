@@ -25,7 +25,7 @@ from typing import Any, Final, TypeVar
 from nomarr_systemd.core import account as book
 from nomarr_systemd.core.account import Account
 from nomarr_systemd.core.ids import parse_component
-from nomarr_systemd.host import cgroup
+from nomarr_systemd.demo import cgroup
 
 BOOT_TIMEOUT_S: Final = 60.0
 LOOK_AGAIN_S: Final = 0.01

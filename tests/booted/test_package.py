@@ -16,7 +16,7 @@ from tests.booted.machine import Machine
 USE_ARANGO = """\
 import os, subprocess, sys
 
-from nomarr_systemd.store.opening import open_store
+from nomarr_systemd.store.open import open_store
 
 server = subprocess.Popen(
     [sys.executable, "-m", "tests.arango_standin", "--account", "root:secret"],

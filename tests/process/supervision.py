@@ -19,11 +19,11 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from nomarr_systemd.core.config import Config, Pool, StoreSettings
+from nomarr_systemd.config.values import Config, Pool, StoreSettings
 from nomarr_systemd.core.frames import encode
+from nomarr_systemd.core.health import HealthRules
 from nomarr_systemd.core.ids import parse_component
-from nomarr_systemd.core.model import HealthRules
-from nomarr_systemd.host.paths import Paths
+from nomarr_systemd.host.layout import Paths
 
 PATIENCE_S = 60.0  # for anything that is certain to come
 

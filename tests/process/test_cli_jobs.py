@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from nomarr_systemd.core.config import Pool
-from nomarr_systemd.core.jobs import Owner
+from nomarr_systemd.config.values import Pool
+from nomarr_systemd.core.job import Owner
 from nomarr_systemd.jobs.claims import Claims, End
 from nomarr_systemd.jobs.settlement import settle
-from nomarr_systemd.store.sqlite import SqliteStore
+from nomarr_systemd.store.sqlite.store import SqliteStore
 
 STRANGE = [b"/music/\xff\xfe.flac", b"/music/new\nline", b"/music/" + b"x" * 4000, "/ä €".encode()]
 

@@ -207,7 +207,7 @@ def test_help_imports_no_verb() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
     modules = set(result.stdout.splitlines()[-1].split())
-    assert not {"nomarr_systemd.cli.policy", "nomarr_systemd.core.config", "tomllib"} & modules
+    assert not {"nomarr_systemd.cli.policy", "nomarr_systemd.config.values", "tomllib"} & modules
 
 
 def test_a_reader_that_leaves_early(config: Path) -> None:

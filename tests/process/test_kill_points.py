@@ -18,11 +18,12 @@ from pathlib import Path
 
 import pytest
 
-from nomarr_systemd.core.model import Failure, Rules
-from nomarr_systemd.ledger import Ledger
-from nomarr_systemd.spool import Spool
+from nomarr_systemd.core.death import Failure
+from nomarr_systemd.core.policy import Rules
+from nomarr_systemd.ledger.ledger import Ledger
+from nomarr_systemd.ledger.spool import Spool
 from nomarr_systemd.store.publish import Publisher
-from nomarr_systemd.store.sqlite import SqliteStore
+from nomarr_systemd.store.sqlite.store import SqliteStore
 from tests.process.test_spool import entry
 
 RULES = Rules(backoff_jitter=0)
@@ -31,10 +32,11 @@ CALLS = "pwrite64,write,fdatasync,fsync,rename,unlink,ftruncate,fchmod,mkdir,lin
 
 BOOK = """
 import os, sys
-from nomarr_systemd.core.model import Failure, Rules
-from nomarr_systemd.ledger import Ledger
+from nomarr_systemd.core.death import Failure
+from nomarr_systemd.core.policy import Rules
+from nomarr_systemd.ledger.ledger import Ledger
 from nomarr_systemd.store.publish import Publisher
-from nomarr_systemd.store.sqlite import SqliteStore
+from nomarr_systemd.store.sqlite.store import SqliteStore
 
 directory = sys.argv[1]
 store = SqliteStore(directory, "policy", publisher=Publisher(os.path.join(directory, "public")))
@@ -46,7 +48,7 @@ store.close()
 
 SPOOL = """
 import sys
-from nomarr_systemd.spool import Spool
+from nomarr_systemd.ledger.spool import Spool
 from tests.process.test_spool import entry
 
 Spool(sys.argv[1]).write(entry(7))
@@ -54,10 +56,10 @@ Spool(sys.argv[1]).write(entry(7))
 
 REPLAY = """
 import os, sys
-from nomarr_systemd.core.model import Rules
-from nomarr_systemd.ledger import Ledger
-from nomarr_systemd.spool import Spool
-from nomarr_systemd.store.sqlite import SqliteStore
+from nomarr_systemd.core.policy import Rules
+from nomarr_systemd.ledger.ledger import Ledger
+from nomarr_systemd.ledger.spool import Spool
+from nomarr_systemd.store.sqlite.store import SqliteStore
 
 store = SqliteStore(os.path.join(sys.argv[1], "state"), "policy")
 Spool(os.path.join(sys.argv[1], "spool")).replay(Ledger(store), lambda _: Rules(backoff_jitter=0))

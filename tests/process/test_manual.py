@@ -14,9 +14,8 @@ import click
 import pytest
 
 from nomarr_systemd.cli.main import nomarrctl
-from nomarr_systemd.core.directives import OWNED
-from nomarr_systemd.core.meanings import MEANINGS
-from nomarr_systemd.core.settings import HOMES
+from nomarr_systemd.config.settings import HOMES, MEANINGS
+from nomarr_systemd.config.unit_directives import OWNED
 
 CHECKOUT = Path(__file__).parents[2]
 PAGES = ("nomarrctl.1", "nomarr.toml.5", "nomarr-systemd.7", "nomarr-worker@.service.8")

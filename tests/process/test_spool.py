@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from nomarr_systemd.core.death import Failure
 from nomarr_systemd.core.errors import BadName, StoreUnavailable
-from nomarr_systemd.core.model import Failure, Moment, Rules
-from nomarr_systemd.core.policy import decide_blind
-from nomarr_systemd.ledger import Ledger
-from nomarr_systemd.spool import Spool, Spooled
-from nomarr_systemd.store.sqlite import SqliteStore
+from nomarr_systemd.core.policy import Rules, decide_blind
+from nomarr_systemd.core.time import Moment
+from nomarr_systemd.ledger.ledger import Ledger
+from nomarr_systemd.ledger.spool import Spool, Spooled
+from nomarr_systemd.store.sqlite.store import SqliteStore
 
 RULES = Rules(backoff_jitter=0)
 
@@ -163,7 +164,7 @@ def test_an_entry_is_durable_before_it_has_its_name(spool: Spool, tmp_path: Path
     """Only the order of system calls shows it: after a kill the page cache is still there."""
     code = (
         "import sys\n"
-        "from nomarr_systemd.spool import Spool\n"
+        "from nomarr_systemd.ledger.spool import Spool\n"
         "from tests.process.test_spool import entry\n"
         "Spool(sys.argv[1]).write(entry(7))"
     )

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from nomarr_systemd.core.model import HealthRules
-from nomarr_systemd.history import COLLECTION
-from nomarr_systemd.store.sqlite import SqliteStore
+from nomarr_systemd.core.health import HealthRules
+from nomarr_systemd.ledger.health_history import COLLECTION
+from nomarr_systemd.store.sqlite.store import SqliteStore
 from tests.process.supervision import PATIENCE_S, Lab, make_lab, status_of
 
 QUICK = HealthRules(staleness_interval_s=0.1, startup_timeout_s=0.3, min_recovery_s=0.1)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 
 from nomarr_systemd.core.frames import EVENTS
-from nomarr_systemd.core.health import REGISTERED, Transition
+from nomarr_systemd.core.health import REGISTERED, HealthRules, Transition
 from nomarr_systemd.core.ids import Component
-from nomarr_systemd.core.model import HealthRules
 from nomarr_systemd.supervisor.loop import Loop
-from nomarr_systemd.supervisor.registry import Registry, Worker
+from nomarr_systemd.supervisor.workers import Registry, Worker
 
 WORKERS = 500
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from nomarr_systemd.core.config import CrashPolicy, Pool
-from nomarr_systemd.core.jobs import Owner, key_of
+from nomarr_systemd.config.values import Pool
+from nomarr_systemd.core.job import CrashPolicy, Owner, key_of
 from nomarr_systemd.host.clock import read_boot_id
 from nomarr_systemd.jobs import queue
 from nomarr_systemd.jobs.claims import CLAIMS, Claims, End
 from nomarr_systemd.jobs.settlement import failure_of
 from nomarr_systemd.store.protocol import Doc
-from nomarr_systemd.store.sqlite import SqliteStore
+from nomarr_systemd.store.sqlite.store import SqliteStore
 from tests.process.supervision import PATIENCE_S, Lab, Live, make_lab
 
 LONG = 600.0  # a claim_timeout_s that has no part in a test

@@ -15,11 +15,11 @@ from typing import NamedTuple
 import pytest
 
 from nomarr_systemd.core.health import State
-from nomarr_systemd.supervisor import witness
-from nomarr_systemd.supervisor.inquiry import Answer
-from nomarr_systemd.supervisor.killer import Killer, Target, open_process, strike
+from nomarr_systemd.supervisor import disagreement
+from nomarr_systemd.supervisor.disagreement import Facts, compare, read_facts, stands_still
+from nomarr_systemd.supervisor.kill import Killer, Target, open_process, strike
 from nomarr_systemd.supervisor.loop import Loop
-from nomarr_systemd.supervisor.witness import Facts, compare, read_facts, stands_still
+from nomarr_systemd.supervisor.unit_queries import Answer
 from tests.process.supervision import PATIENCE_S
 
 RUN = "a" * 32
@@ -205,7 +205,7 @@ def test_a_pardon_in_time_spares_it(plain: Child, trial: Callable[..., Trial]) -
 def test_a_systemd_that_does_not_answer_is_asked_again(
     plain: Child, trial: Callable[..., Trial], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nomarr_systemd.supervisor.killer.RETRY_S", 0.05)
+    monkeypatch.setattr("nomarr_systemd.supervisor.kill.RETRY_S", 0.05)
     facts = Facts(plain.pid, RUN, "active")
     one = trial(None, facts, None, facts)
     one.condemn()
@@ -250,10 +250,10 @@ def test_the_two_witnesses() -> None:
         return compare(facts, silent, frames=frames, invocation=invocation, staleness_s=5.0)
 
     fed = Facts(1, RUN, "active", 103.0)
-    assert name(fed) == witness.WEDGED
+    assert name(fed) == disagreement.WEDGED
     assert name(fed._replace(fed_at=99.0)) == ""
     assert name(fed._replace(fed_at=100.1)) == "", "sent together, seen one after the other"
-    assert name(fed, frames=0) == witness.BLIND
+    assert name(fed, frames=0) == disagreement.BLIND
     assert name(fed._replace(active="activating"), frames=0) == ""
     assert name(fed, invocation="b" * 32) == ""
 

@@ -12,18 +12,17 @@ import pytest
 
 from nomarr_systemd.core.errors import BadName
 from nomarr_systemd.core.frames import encode
-from nomarr_systemd.core.health import REGISTERED, Transition
+from nomarr_systemd.core.health import REGISTERED, HealthRules, Transition
 from nomarr_systemd.core.ids import Component
-from nomarr_systemd.core.model import HealthRules
-from nomarr_systemd.history import COLLECTION, Sample, append, prune
 from nomarr_systemd.host.inotify import DirectoryWatch
-from nomarr_systemd.store.sqlite import SqliteStore
-from nomarr_systemd.supervisor.blackbox import CAPACITY, BlackBox
+from nomarr_systemd.ledger.health_history import COLLECTION, Sample, append, prune
+from nomarr_systemd.live.protocol import Patterns
+from nomarr_systemd.store.sqlite.store import SqliteStore
+from nomarr_systemd.supervisor.frame_ring import CAPACITY, BlackBox
 from nomarr_systemd.supervisor.log import WARNING, Limited, log
 from nomarr_systemd.supervisor.loop import Loop
-from nomarr_systemd.supervisor.memory import RECORD, Memory
-from nomarr_systemd.supervisor.registry import Registry, Worker
-from nomarr_systemd.supervisor.topics import Patterns
+from nomarr_systemd.supervisor.run_state import RECORD, Memory
+from nomarr_systemd.supervisor.workers import Registry, Worker
 
 
 def test_deadlines_come_after_input_and_in_order() -> None:

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from nomarr_systemd.core.model import HealthRules
-from nomarr_systemd.host.resident import read_config
+from nomarr_systemd.core.health import HealthRules
+from nomarr_systemd.host.program_options import read_config
 from nomarr_systemd.supervisor.loop import Loop
-from nomarr_systemd.supervisor.memory import Memory
-from nomarr_systemd.supervisor.service import Supervisor
+from nomarr_systemd.supervisor.run_state import Memory
+from nomarr_systemd.supervisor.supervisor import Supervisor
 from tests.process.supervision import PATIENCE_S, Lab, Live, make_lab, status_of
 
 CALM = HealthRules(staleness_interval_s=3600, startup_timeout_s=3600)

@@ -27,7 +27,7 @@ import tagger
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nomarr_systemd.core.configfile import parse
+from nomarr_systemd.config.file import parse
 from nomarr_systemd.core.errors import ConfigError
 from nomarr_systemd.worker.errors import NonFatal, NotReady
 from tests.process.running_worker import ROOT, Start, workers

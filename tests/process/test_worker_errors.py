@@ -172,4 +172,7 @@ def test_a_worker_brings_little_with_it() -> None:
     done = subprocess.run(
         [sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True
     )
-    assert done.stdout.strip() == "[] ['nomarr_systemd.core', 'nomarr_systemd.worker']"
+    assert done.stdout.strip() == (
+        "[] ['nomarr_systemd.config', 'nomarr_systemd.core', 'nomarr_systemd.jobs',"
+        " 'nomarr_systemd.worker']"
+    )

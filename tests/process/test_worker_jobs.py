@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from nomarr_systemd.core.jobs import Doc
+from nomarr_systemd.core.job import Doc
 from nomarr_systemd.jobs import queue
 from nomarr_systemd.jobs.claims import CLAIMS
 from nomarr_systemd.jobs.stats import GpuHealth, report_gpu
-from nomarr_systemd.store.sqlite import SqliteStore
+from nomarr_systemd.store.sqlite.store import SqliteStore
 from tests.process.running_worker import INVOCATION, PATIENCE_S, Start, workers
 
 

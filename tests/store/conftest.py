@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from nomarr_systemd.core.storeurl import ArangoUrl
-from nomarr_systemd.store.arango import ArangoStore
+from nomarr_systemd.config.store_url import ArangoUrl
+from nomarr_systemd.store.arango.store import ArangoStore
 from nomarr_systemd.store.protocol import Store
 from tests.arango_standin.running import PASSWORD, Server, open_server, run_standin
 from tests.store.places import DATABASE, SECRET, ArangoOpener, Place

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 from nomarr_systemd.core.errors import StoreUnavailable
-from nomarr_systemd.core.jobs import Owner, path_of
+from nomarr_systemd.core.job import Owner, path_of
 from nomarr_systemd.jobs.claims import Claims, End
 from tests.store.places import Place, dump_place, load_place
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from nomarr_systemd.config.store_url import ArangoUrl
 from nomarr_systemd.core.errors import (
     BadDocument,
     KeyExists,
@@ -16,8 +17,7 @@ from nomarr_systemd.core.errors import (
     StoreRefused,
     StoreUnavailable,
 )
-from nomarr_systemd.core.storeurl import ArangoUrl
-from nomarr_systemd.store.arango import ArangoStore
+from nomarr_systemd.store.arango.store import ArangoStore
 from nomarr_systemd.store.protocol import DOMAINS
 from tests.arango_standin.running import PASSWORD, Server
 from tests.store.places import DATABASE, SECRET, ArangoOpener, Place
@@ -183,7 +183,9 @@ class TestLimits:
     ) -> None:
         store = open_arango(first)
         store.insert("job_crashes", {"_key": "taken"})
-        monkeypatch.setattr("nomarr_systemd.store.arango.new_keys", lambda _: ["free", "taken"])
+        monkeypatch.setattr(
+            "nomarr_systemd.store.arango.store.new_keys", lambda _: ["free", "taken"]
+        )
         with pytest.raises(KeyExists):
             store.append("job_crashes", [{"n": 1}, {"n": 2}])
         assert [doc["_key"] for doc in store.find("job_crashes")] == ["taken"]

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from nomarr_systemd.config.store_url import ArangoUrl
 from nomarr_systemd.core.errors import (
     BadDocument,
     StaleRevision,
@@ -22,8 +23,7 @@ from nomarr_systemd.core.errors import (
     StoreRefused,
     StoreUnavailable,
 )
-from nomarr_systemd.core.storeurl import ArangoUrl
-from nomarr_systemd.store.arango import ArangoStore
+from nomarr_systemd.store.arango.store import ArangoStore
 from nomarr_systemd.store.protocol import POLICY_LEDGER
 from nomarr_systemd.store.publish import Publisher
 from tests.arango_standin.running import PASSWORD, Server

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from nomarr_systemd.breaker import Breaker
-from nomarr_systemd.core.model import Moment
-from nomarr_systemd.core.outage import Incident
+from nomarr_systemd.core.incident import Incident
+from nomarr_systemd.core.time import Moment
+from nomarr_systemd.ledger.incidents import Breaker
 from nomarr_systemd.store.protocol import Store
 
 NOW = Moment(1_000_000, "a" * 32, 500_000)

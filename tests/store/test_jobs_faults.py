@@ -8,16 +8,16 @@ from typing import TypeVar
 
 import pytest
 
-from nomarr_systemd.core.config import Pool, StoreSettings
+from nomarr_systemd.config.values import Pool, StoreSettings
 from nomarr_systemd.core.errors import StoreUnavailable
-from nomarr_systemd.core.jobs import Owner, key_of
+from nomarr_systemd.core.job import Owner, key_of
 from nomarr_systemd.jobs import queue
 from nomarr_systemd.jobs.claims import CLAIMS, Claims
 from nomarr_systemd.jobs.settlement import settle
-from nomarr_systemd.store.opening import open_work_store
+from nomarr_systemd.jobs.store_source import StoreJobs
+from nomarr_systemd.store.open import open_work_store
 from nomarr_systemd.store.protocol import Store
 from nomarr_systemd.worker.errors import NotReady
-from nomarr_systemd.worker.storejobs import StoreJobs
 from tests.arango_standin.running import PASSWORD, Server
 from tests.store.places import DATABASE
 

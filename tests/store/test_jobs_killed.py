@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from nomarr_systemd.core.config import CrashPolicy, Pool
+from nomarr_systemd.config.values import Pool
+from nomarr_systemd.core.job import CrashPolicy
 from nomarr_systemd.jobs import queue
 from nomarr_systemd.jobs.claims import CLAIMS
 from nomarr_systemd.jobs.settlement import Outcome, settle

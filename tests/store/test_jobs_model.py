@@ -15,10 +15,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from nomarr_systemd.core import jobs
-from nomarr_systemd.core.config import CrashPolicy, Pool
+from nomarr_systemd.config.values import Pool
+from nomarr_systemd.core import job
 from nomarr_systemd.core.errors import NomarrError
-from nomarr_systemd.core.jobs import REBOOTED, STOPPED, Owner
+from nomarr_systemd.core.job import REBOOTED, STOPPED, UNCOUNTED, CrashPolicy, Owner
 from nomarr_systemd.jobs import queue
 from nomarr_systemd.jobs.claims import CLAIMS, Claims, End
 from nomarr_systemd.jobs.settlement import Outcome, Settled, clear_pool, failure_of, settle
@@ -61,7 +61,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(paths=st.lists(st.sampled_from(PATHS), max_size=5))
     def add(self, paths: list[str]) -> None:
-        new = {jobs.key_of("tag", path) for path in paths} - self.model.keys()
+        new = {job.key_of("tag", path) for path in paths} - self.model.keys()
         assert queue.add(self.store, "tag", paths, on_page=lambda *_: None) == (
             len(paths),
             len(new),
@@ -84,7 +84,7 @@ class Machine(RuleBasedStateMachine):
         assert doc is not None
         self._hold(run, doc["_key"])
 
-    @rule(number=st.integers(0, 2), key=st.sampled_from([jobs.key_of("tag", p) for p in PATHS]))
+    @rule(number=st.integers(0, 2), key=st.sampled_from([job.key_of("tag", p) for p in PATHS]))
     def take_by_key(self, number: int, key: str) -> None:
         """Also what is not there, not free, or ours already, as after a lost answer."""
         run = self.runs[number]
@@ -133,7 +133,7 @@ class Machine(RuleBasedStateMachine):
         outcome = settle(self.store, pool, run.component_id, run.invocation, cause, 1)
         expected = self._die(run, cause, policy, limit)
         assert outcome == expected
-        if again and cause not in jobs.UNCOUNTED:
+        if again and cause not in UNCOUNTED:
             assert settle(self.store, pool, run.component_id, run.invocation, cause, 2) == outcome
         self.runs[number] = Run(self.store, number)
 
@@ -143,7 +143,7 @@ class Machine(RuleBasedStateMachine):
         refund: list[str] = []
         if cause == STOPPED:
             self.crashes = 0
-        counted = cause not in jobs.UNCOUNTED
+        counted = cause not in UNCOUNTED
         self.crashes += counted
         if run.job is not None and run.has(self.model):
             job = self.model[run.job]
@@ -203,7 +203,7 @@ class Machine(RuleBasedStateMachine):
         return good
 
     @rule(status=st.sampled_from(["done", "error", "quarantined"]))
-    def prune(self, status: jobs.Status) -> None:
+    def prune(self, status: job.Status) -> None:
         gone = [key for key, job in self.model.items() if job["status"] == status]
         assert queue.prune(self.store, "tag", status, 0) == len(gone)
         for key in gone:

@@ -13,9 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from nomarr_systemd.core.death import Failure
 from nomarr_systemd.core.errors import BadName
-from nomarr_systemd.core.model import Decision, Evidence, Failure, Moment, Rules
-from nomarr_systemd.ledger import Ledger
+from nomarr_systemd.core.policy import Decision, Evidence, Rules
+from nomarr_systemd.core.time import Moment
+from nomarr_systemd.ledger.ledger import Ledger
 from nomarr_systemd.store.protocol import POLICY_LEDGER, Store
 from nomarr_systemd.store.publish import Publisher
 from tests.store.places import Place, dump_place
@@ -190,8 +192,9 @@ def test_fields_of_a_newer_version_survive(ledger: Ledger, store: Store) -> None
 
 RACER = """
 import sys
-from nomarr_systemd.core.model import Failure, Rules
-from nomarr_systemd.ledger import Ledger
+from nomarr_systemd.core.death import Failure
+from nomarr_systemd.core.policy import Rules
+from nomarr_systemd.ledger.ledger import Ledger
 from tests.store.places import load_place
 
 store = load_place(sys.argv[1]).open()

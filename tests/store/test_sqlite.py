@@ -18,9 +18,9 @@ from nomarr_systemd.core.errors import (
     StoreRefused,
     StoreUnavailable,
 )
-from nomarr_systemd.store.opening import open_store
+from nomarr_systemd.store.open import open_store
 from nomarr_systemd.store.protocol import POLICY_LEDGER
-from nomarr_systemd.store.sqlite import SqliteStore
+from nomarr_systemd.store.sqlite.store import SqliteStore
 
 DOC = {"_key": "worker:tag:0", "n": 1}
 
@@ -247,7 +247,7 @@ def test_a_document_that_is_no_json_is_put_aside_alone(
 
 ASIDE = """
 import os, sys
-from nomarr_systemd.store.sqlite import SqliteStore
+from nomarr_systemd.store.sqlite.store import SqliteStore
 
 store = SqliteStore(sys.argv[1], "policy")
 done = 0
@@ -397,7 +397,7 @@ def test_a_removed_file_is_begun_again(directory: str) -> None:
 OPENER = """
 import sys
 from nomarr_systemd.store.protocol import POLICY_LEDGER
-from nomarr_systemd.store.sqlite import SqliteStore
+from nomarr_systemd.store.sqlite.store import SqliteStore
 print("ready", flush=True)
 sys.stdin.readline()
 store = SqliteStore(sys.argv[1], "policy", patience_s=30)
@@ -448,7 +448,7 @@ FILLER = """
 import resource, signal, sys
 from nomarr_systemd.core.errors import StoreUnavailable
 from nomarr_systemd.store.protocol import POLICY_LEDGER
-from nomarr_systemd.store.sqlite import SqliteStore
+from nomarr_systemd.store.sqlite.store import SqliteStore
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 store = SqliteStore(sys.argv[1], "policy")

@@ -6,7 +6,7 @@ from collections.abc import Generator, Iterator
 
 import pytest
 
-from nomarr_systemd.host.lab import LabUnavailable
+from nomarr_systemd.demo.lab import LabUnavailable
 from tests.systemd.lab import Lab
 
 NOBODY = 65534

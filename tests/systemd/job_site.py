@@ -7,14 +7,14 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from nomarr_systemd.core.config import Config
-from nomarr_systemd.core.configfile import parse
-from nomarr_systemd.core.jobs import key_of
-from nomarr_systemd.host.journal import MESSAGE_IDS
+from nomarr_systemd.config.file import parse
+from nomarr_systemd.config.values import Config
+from nomarr_systemd.core.job import key_of
 from nomarr_systemd.jobs import queue
 from nomarr_systemd.jobs.claims import CLAIMS
 from nomarr_systemd.store.protocol import Doc
-from nomarr_systemd.store.sqlite import SqliteStore
+from nomarr_systemd.store.sqlite.store import SqliteStore
+from nomarr_systemd.systemd.journal import MESSAGE_IDS
 from tests.systemd.lab import Lab
 from tests.systemd.operator_site import Installation
 

@@ -13,12 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from nomarr_systemd.core.config import Config
-from nomarr_systemd.core.configfile import parse
+from nomarr_systemd.config.file import parse
+from nomarr_systemd.config.values import Config
 from nomarr_systemd.core.ids import parse_component
-from nomarr_systemd.host import lab, units
-from nomarr_systemd.host.paths import Paths
-from nomarr_systemd.host.places import make_directories, make_programs
+from nomarr_systemd.demo import lab
+from nomarr_systemd.host.layout import Paths, make_directories, make_programs
+from nomarr_systemd.systemd import unit_files
 
 CHECKOUT = Path(__file__).parents[2]
 LOOK_AGAIN_S = 0.01
@@ -55,8 +55,10 @@ class Lab(lab.Lab):
         make_programs(self.libexec, search=[str(CHECKOUT)])
         resolved = Path(self.paths.resolved)
         resolved.write_text(json.dumps(self.config.to_dict()))
-        units.verify(self.config, self.paths, libexec=self.libexec)
-        units.install(units.plan(self.config, self.units, self.paths, libexec=self.libexec))
+        unit_files.verify(self.config, self.paths, libexec=self.libexec)
+        unit_files.install(
+            unit_files.plan(self.config, self.units, self.paths, libexec=self.libexec)
+        )
         self.hand_over()
         self.reload()
         return self.config

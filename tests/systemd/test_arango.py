@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from nomarr_systemd.core.account import Account, from_doc
-from nomarr_systemd.host.identity import host_of
-from nomarr_systemd.ledger import Ledger
-from nomarr_systemd.store.opening import open_store
+from nomarr_systemd.host.machine import host_of
+from nomarr_systemd.ledger.ledger import Ledger
+from nomarr_systemd.store.open import open_store
 from tests.arango_standin.running import Server, open_server
 from tests.systemd.lab import Lab
 

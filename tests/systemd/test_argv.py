@@ -8,9 +8,9 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nomarr_systemd.core.config import Config, Pool
+from nomarr_systemd.config.values import Config, Pool
 from nomarr_systemd.core.ids import Component
-from nomarr_systemd.host.units import dropin_of, render_dropin
+from nomarr_systemd.systemd.unit_files import dropin_of, render_dropin
 from tests.systemd.lab import Lab
 
 WORKER = Component("tag", 0)

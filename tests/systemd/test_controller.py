@@ -11,7 +11,7 @@ import pytest
 
 from nomarr_systemd.core import account as book
 from nomarr_systemd.core.account import Account
-from nomarr_systemd.core.record import Record
+from nomarr_systemd.core.ledger_record import Record
 from tests.systemd.lab import Lab, unit_of
 
 WORKER = """\

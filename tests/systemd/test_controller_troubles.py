@@ -13,12 +13,12 @@ import pytest
 
 from nomarr_systemd.controller import reconcile
 from nomarr_systemd.controller.failures import Controller
+from nomarr_systemd.core.death import Failure
 from nomarr_systemd.core.ids import parse_component
-from nomarr_systemd.core.model import Failure
 from nomarr_systemd.host.files import write_durably
-from nomarr_systemd.host.manager import Manager
-from nomarr_systemd.ledger import Ledger
-from nomarr_systemd.store.opening import open_store
+from nomarr_systemd.ledger.ledger import Ledger
+from nomarr_systemd.store.open import open_store
+from nomarr_systemd.systemd.manager import Manager
 from tests.systemd.lab import CHECKOUT, Lab
 from tests.systemd.test_controller import (
     SLOW,

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from nomarr_systemd.host.lab import LabUnavailable
+from nomarr_systemd.demo.lab import LabUnavailable
 from tests.systemd.job_site import JobSite
 from tests.systemd.lab import Lab
 from tests.systemd.test_long_job import Watch

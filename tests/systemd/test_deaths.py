@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from nomarr_systemd.core.record import Record
+from nomarr_systemd.core.ledger_record import Record
 from tests.systemd.lab import Lab
 from tests.systemd.test_controller import account_of, records_of, wait_for_run
 

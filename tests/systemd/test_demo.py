@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from nomarr_systemd.host import cgroup
+from nomarr_systemd.demo import cgroup
 
 COMMAND = [sys.executable, "-m", "nomarr_systemd.cli.main", "demo"]
 
@@ -30,7 +30,7 @@ def temporary() -> Iterator[Path]:
 def run(temporary: Path, cwd: Path, *patches: str) -> subprocess.CompletedProcess[str]:
     """The demo, with something about it changed first."""
     (cwd / "sitecustomize.py").write_text(
-        "import nomarr_systemd.cli.demo as demo, nomarr_systemd.cli.stage as stage\n"
+        "import nomarr_systemd.cli.demo as demo, nomarr_systemd.demo.stage as stage\n"
         + "\n".join(patches)
     )
     return subprocess.run(

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from nomarr_systemd.host.lab import LabError
-from nomarr_systemd.host.units import find_data
+from nomarr_systemd.demo.lab import LabError
+from nomarr_systemd.systemd.unit_files import find_data
 from tests.systemd.lab import Lab
 
 WORKER = """\

@@ -6,13 +6,13 @@ import os
 import signal
 from pathlib import Path
 
-from nomarr_systemd.breaker import Breaker
 from nomarr_systemd.core.account import Account
-from nomarr_systemd.core.model import age_ms
-from nomarr_systemd.core.outage import SPAN_MS, Incident
-from nomarr_systemd.core.record import Record
-from nomarr_systemd.ledger import Ledger
-from nomarr_systemd.store.opening import open_store
+from nomarr_systemd.core.incident import SPAN_MS, Incident
+from nomarr_systemd.core.ledger_record import Record
+from nomarr_systemd.core.time import age_ms
+from nomarr_systemd.ledger.incidents import Breaker
+from nomarr_systemd.ledger.ledger import Ledger
+from nomarr_systemd.store.open import open_store
 from tests.systemd.lab import Lab
 
 WORKERS = 4

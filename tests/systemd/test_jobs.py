@@ -6,7 +6,7 @@ from contextlib import closing
 
 from nomarr_systemd.jobs import queue
 from nomarr_systemd.jobs.claims import CLAIMS
-from nomarr_systemd.store.sqlite import SqliteStore
+from nomarr_systemd.store.sqlite.store import SqliteStore
 from tests.systemd.lab import Lab
 
 CONFIG = """

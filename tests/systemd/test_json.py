@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from nomarr_systemd.forensics.runlog import Coredump
+from nomarr_systemd.postmortem.run_log import Coredump
 from tests.systemd.lab import CHECKOUT, Lab
 from tests.systemd.operator_site import Installation
 

@@ -11,22 +11,22 @@ from pathlib import Path
 
 import pytest
 
-from nomarr_systemd.host import cgroup
-from nomarr_systemd.host.lab import is_mapped, sweep
+from nomarr_systemd.demo import cgroup
+from nomarr_systemd.demo.lab import is_mapped, sweep
 from tests.systemd.conftest import NOBODY
 from tests.systemd.lab import CHECKOUT, Lab
 
 STRAY = "[Service]\nExecStart=/bin/sh -c 'setsid sleep 1000 & exec sleep 1000'\nRestart=always\n"
 KILLED = """
 import os, signal
-from nomarr_systemd.host.lab import Lab
+from nomarr_systemd.demo.lab import Lab
 with Lab() as lab:
     print(lab.directory, lab.pid, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 """
 AS_A_PLAIN_USER = f"""
 import os
-from nomarr_systemd.host.lab import Lab, LabUnavailable
+from nomarr_systemd.demo.lab import Lab, LabUnavailable
 os.setuid({NOBODY})
 try:
     Lab().begin()

@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
-from nomarr_systemd.host.control import ask
-from nomarr_systemd.host.lab import LabUnavailable
+from nomarr_systemd.demo.lab import LabUnavailable
+from nomarr_systemd.live.client import ask
 from tests.process.supervision import Live
 from tests.systemd.lab import Lab
 from tests.systemd.test_controller import account_of, wait_for_run

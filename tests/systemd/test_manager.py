@@ -9,12 +9,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from nomarr_systemd.cli import overview, progress
+from nomarr_systemd.cli import progress
 from nomarr_systemd.controller import failures, reconcile
 from nomarr_systemd.core.ids import parse_component
-from nomarr_systemd.forensics import scene
-from nomarr_systemd.host.manager import Manager, ManagerError, monotonic_ms
-from nomarr_systemd.supervisor import witness
+from nomarr_systemd.operate import overview
+from nomarr_systemd.postmortem import witnesses
+from nomarr_systemd.supervisor import disagreement
+from nomarr_systemd.systemd.manager import Manager, ManagerError, monotonic_ms
 from tests.systemd.lab import Lab
 
 TAG = parse_component("tag-0")
@@ -29,8 +30,8 @@ PROPERTIES = sorted(
     {
         *overview.FACTS,
         *progress.FACTS,
-        *scene.FACTS,
-        *witness.PROPERTIES,
+        *witnesses.FACTS,
+        *disagreement.PROPERTIES,
         *failures.RUN_FACTS,
         *reconcile.EXIT_FACTS,
         *reconcile.STATE_FACTS,
@@ -103,7 +104,7 @@ def test_no_manager_is_an_error_of_ours(
 def test_one_that_does_not_answer_is_given_up(
     lab: Lab, manager: Manager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nomarr_systemd.host.manager._TIMEOUT_S", 0.3)
+    monkeypatch.setattr("nomarr_systemd.systemd.manager._TIMEOUT_S", 0.3)
     with contextlib.closing(Manager(user=True)) as slow:
         os.kill(lab.pid, signal.SIGSTOP)
         try:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nomarr_systemd.host import soundness
+from nomarr_systemd.host import machine
 from tests.systemd.lab import Lab
 from tests.systemd.operator_site import Installation
 
@@ -27,7 +27,7 @@ def examine(site: Installation) -> tuple[int, list[dict[str, Any]]]:
     bad = [each for each in document["findings"] if each["level"] == "bad"]
     assert document["healthy"] == (not bad)
     assert done.returncode == (1 if bad else 0)
-    if soundness.is_volatile(site.lab.directory):
+    if machine.is_volatile(site.lab.directory):
         bad = [each for each in bad if "a reboot forgets" not in each["text"]]
     return done.returncode, bad
 

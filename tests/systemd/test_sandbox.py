@@ -8,7 +8,7 @@ import os
 import signal
 from pathlib import Path
 
-from nomarr_systemd.host.units import find_data
+from nomarr_systemd.systemd.unit_files import find_data
 from tests.systemd.lab import Lab
 
 # Python, the checkout or the lab itself may be in /home or /tmp here.

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from nomarr_systemd.core.configreader import MAX_WORKERS
-from nomarr_systemd.host.control import ask
-from nomarr_systemd.host.units import find_data
+from nomarr_systemd.config.check import MAX_WORKERS
+from nomarr_systemd.live.client import ask
+from nomarr_systemd.systemd.unit_files import find_data
 from tests.systemd.frames_seen import Gap, Subscriber, find_gaps, match_gaps
 from tests.systemd.lab import Lab
 

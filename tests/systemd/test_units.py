@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from nomarr_systemd.core.config import Config
-from nomarr_systemd.core.configfile import parse
-from nomarr_systemd.host.paths import Paths, system_paths
-from nomarr_systemd.host.places import make_programs
-from nomarr_systemd.host.units import UnitError, find_data, verify
+from nomarr_systemd.config.file import parse
+from nomarr_systemd.config.values import Config
+from nomarr_systemd.host.layout import Paths, make_programs, system_paths
+from nomarr_systemd.systemd.unit_files import UnitError, find_data, verify
 
 EXPOSURE = {
     "nomarr-onfailure@.service": 2.0,

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from nomarr_systemd.core.ids import parse_component
-from nomarr_systemd.host.lab import LabUnavailable
+from nomarr_systemd.demo.lab import LabUnavailable
 from tests.systemd import mortals
 from tests.systemd.lab import Lab
 from tests.systemd.operator_site import Installation

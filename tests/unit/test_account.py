@@ -6,9 +6,10 @@ import json
 
 from nomarr_systemd.core import account as book
 from nomarr_systemd.core.account import RING, Account
+from nomarr_systemd.core.death import Failure
 from nomarr_systemd.core.ids import next_start_job
-from nomarr_systemd.core.model import Decision, Evidence, Failure, Rules
-from nomarr_systemd.core.record import Record
+from nomarr_systemd.core.ledger_record import Record
+from nomarr_systemd.core.policy import Decision, Evidence, Rules
 from tests.unit.test_policy import PLAIN, at, run
 
 EMPTY = Account("worker:tag:0")

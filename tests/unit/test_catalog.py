@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from nomarr_systemd.host import journal
+from nomarr_systemd.systemd import journal
 
 CHECKOUT = Path(__file__).parents[2]
 CATALOG = (CHECKOUT / "packaging/nomarr.catalog").read_text()

@@ -13,19 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nomarr_systemd.core.config import (
-    Config,
-    Pool,
-    StoreSettings,
-    WebSettings,
-    WorkerRules,
-)
-from nomarr_systemd.core.configfile import parse
-from nomarr_systemd.core.directives import OWNED
+from nomarr_systemd.config.file import parse
+from nomarr_systemd.config.settings import HEALTH, HOMES, POLICY, POOL, STORE, WEB, Setting, check
+from nomarr_systemd.config.unit_directives import OWNED
+from nomarr_systemd.config.values import Config, Pool, StoreSettings, WebSettings, WorkerRules
 from nomarr_systemd.core.errors import ConfigError, Mistake, NoSuchWorker
+from nomarr_systemd.core.health import HealthRules
 from nomarr_systemd.core.ids import Component
-from nomarr_systemd.core.model import HealthRules, Rules
-from nomarr_systemd.core.settings import HEALTH, HOMES, POLICY, POOL, STORE, WEB, Setting, check
+from nomarr_systemd.core.policy import Rules
 
 FULL = """\
 [store]
@@ -680,7 +675,7 @@ def test_any_toml_is_a_configuration_or_a_list_of_mistakes(document: dict[str, A
 
 
 def test_the_controllers_import_is_cheap() -> None:
-    code = "import sys, nomarr_systemd.core.config; print(*sys.modules)"
+    code = "import sys, nomarr_systemd.config.values; print(*sys.modules)"
     run = subprocess.run(
         [sys.executable, "-S", "-c", code],  # -S: what site itself imports is not ours
         cwd=Path(__file__).parents[2],

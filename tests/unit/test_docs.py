@@ -13,7 +13,7 @@ import pytest
 
 from nomarr_systemd.cli.common import make_scope
 from nomarr_systemd.cli.main import nomarrctl
-from nomarr_systemd.core.configfile import parse
+from nomarr_systemd.config.file import parse
 
 CHECKOUT = Path(__file__).parents[2]
 PAGES = sorted(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nomarr_systemd.core.exits import LABELS, RESULTS, classify
+from nomarr_systemd.core.death import LABELS, RESULTS, classify
 
 # The whole table of systemd.exec(5), "Summary of possible service result variable values".
 TABLE = [

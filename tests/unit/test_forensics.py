@@ -15,20 +15,20 @@ from hypothesis import strategies as st
 from nomarr_systemd.cli.events import describe
 from nomarr_systemd.cli.history import parse_since
 from nomarr_systemd.core.account import Account
+from nomarr_systemd.core.death import LABELS, RESULTS, classify, name_signal, recall
 from nomarr_systemd.core.errors import BadName
-from nomarr_systemd.core.exits import LABELS, RESULTS, classify, name_signal, recall
 from nomarr_systemd.core.ids import Component
-from nomarr_systemd.core.model import Moment
-from nomarr_systemd.core.plaintext import clean
-from nomarr_systemd.core.record import Record
-from nomarr_systemd.core.traces import Trace
-from nomarr_systemd.forensics.advice import advise
-from nomarr_systemd.forensics.certificate import Certificate, Death, Repeats
-from nomarr_systemd.forensics.likeness import choose_trace
-from nomarr_systemd.forensics.report import render, to_json
-from nomarr_systemd.forensics.runlog import Coredump, Line
-from nomarr_systemd.forensics.scene import Scene
-from nomarr_systemd.host.paths import Paths
+from nomarr_systemd.core.ledger_record import Record
+from nomarr_systemd.core.text import clean
+from nomarr_systemd.core.time import Moment
+from nomarr_systemd.host.layout import Paths
+from nomarr_systemd.postmortem.advice import advise
+from nomarr_systemd.postmortem.repeats import choose_trace
+from nomarr_systemd.postmortem.report import render, to_json
+from nomarr_systemd.postmortem.report_model import Certificate, Death, Repeats
+from nomarr_systemd.postmortem.run_log import Coredump, Line
+from nomarr_systemd.postmortem.stack_traces import Trace
+from nomarr_systemd.postmortem.witnesses import Scene
 
 RUN = "0123456789abcdef" * 2
 PAGE = "why.html.j2"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nomarr_systemd.core.exits import LABELS
+from nomarr_systemd.core.death import LABELS
 from nomarr_systemd.core.frames import EVENTS
 from nomarr_systemd.core.health import (
     DECISION,
@@ -22,11 +22,11 @@ from nomarr_systemd.core.health import (
     TABLE,
     TICK,
     Event,
+    HealthRules,
     State,
     deadline,
     step,
 )
-from nomarr_systemd.core.model import HealthRules
 
 RULES = HealthRules()
 PENDING, HEALTHY, UNHEALTHY = EVENTS["pending"], EVENTS["healthy"], EVENTS["unhealthy"]

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nomarr_systemd.core import jobs
-from nomarr_systemd.core.config import CrashPolicy
+from nomarr_systemd.core import job
 from nomarr_systemd.core.errors import BadName
-from nomarr_systemd.core.jobs import Certificate, Owner
+from nomarr_systemd.core.job import Certificate, CrashPolicy, Owner
 from nomarr_systemd.store.protocol import check_key, encode
 
 RAW = st.binary(min_size=1, max_size=300).filter(lambda raw: b"\0" not in raw)
@@ -22,24 +21,24 @@ OWNER = Owner("worker:tag:3", "a" * 32)
 @given(RAW)
 def test_any_path_survives_json(raw: bytes) -> None:
     path = os.fsdecode(raw)
-    doc = jobs.make_job("tag", path, 1)
+    doc = job.make_job("tag", path, 1)
     kept = json.loads(encode(doc))
-    assert os.fsencode(jobs.path_of(kept)) == raw
+    assert os.fsencode(job.path_of(kept)) == raw
     kept["path"].encode()
-    check_key(jobs.claim_key(doc["_key"]))
-    assert doc["_key"] == jobs.key_of("tag", path)
+    check_key(job.claim_key(doc["_key"]))
+    assert doc["_key"] == job.key_of("tag", path)
 
 
 @given(RAW, RAW)
 def test_different_paths_have_different_keys(one: bytes, other: bytes) -> None:
-    keys = {jobs.key_of("tag", os.fsdecode(raw)) for raw in (one, other)}
+    keys = {job.key_of("tag", os.fsdecode(raw)) for raw in (one, other)}
     assert len(keys) == len({one, other})
-    assert jobs.key_of("tag", os.fsdecode(one)) != jobs.key_of("art", os.fsdecode(one))
+    assert job.key_of("tag", os.fsdecode(one)) != job.key_of("art", os.fsdecode(one))
 
 
 def test_keys_are_readable_and_in_the_order_of_paths() -> None:
     paths = [f"/music/Artist/Album/{n:02d} Song.flac" for n in range(1, 20)]
-    keys = [jobs.key_of("tag", path) for path in paths]
+    keys = [job.key_of("tag", path) for path in paths]
     assert keys[0].startswith("tag:musicartistalbum01songflac:")
     assert keys == sorted(keys)
 
@@ -47,9 +46,9 @@ def test_keys_are_readable_and_in_the_order_of_paths() -> None:
 @pytest.mark.parametrize("path", ["", "a\0b", "\ud800", "x" * 70_000])
 def test_what_no_file_system_allows_is_refused(path: str) -> None:
     with pytest.raises(BadName):
-        jobs.make_job("tag", path, 1)
+        job.make_job("tag", path, 1)
     with pytest.raises(BadName):
-        jobs.make_job("No Pool", "/a", 1)
+        job.make_job("No Pool", "/a", 1)
 
 
 def death(n: int, cause: str = "killed by signal 9") -> Certificate:
@@ -57,57 +56,55 @@ def death(n: int, cause: str = "killed by signal 9") -> Certificate:
 
 
 def in_hand(n: int, doc: dict[str, object] | None = None) -> dict[str, object]:
-    return jobs.begin(
-        doc or jobs.make_job("tag", "/a", 1), OWNER._replace(invocation=f"{n:032x}"), n
-    )
+    return job.begin(doc or job.make_job("tag", "/a", 1), OWNER._replace(invocation=f"{n:032x}"), n)
 
 
 def test_a_crash_fails_the_job_and_says_who_and_why() -> None:
-    doc = jobs.settle(in_hand(1), death(1), "restart-fail-in-flight", 2)
+    doc = job.settle(in_hand(1), death(1), "restart-fail-in-flight", 2)
     assert doc["status"] == "error"
     assert doc["error"]["type"] == "WorkerCrashedError"
     assert (doc["error"]["pool"], doc["error"]["worker_index"]) == ("tag", 3)
     assert doc["error"]["cause"] == "killed by signal 9"
-    assert jobs.is_certified(doc, f"{1:032x}")
-    assert not jobs.is_certified(doc, f"{2:032x}")
+    assert job.is_certified(doc, f"{1:032x}")
+    assert not job.is_certified(doc, f"{2:032x}")
 
 
 @pytest.mark.parametrize("policy", ["restart-fail-in-flight", "restart-requeue-in-flight"])
 def test_the_second_death_quarantines_whatever_the_policy(policy: CrashPolicy) -> None:
-    doc = jobs.requeue(jobs.settle(in_hand(1), death(1), policy, 2), 5)
-    doc = jobs.settle(in_hand(2, doc), death(2), policy, 2)
+    doc = job.requeue(job.settle(in_hand(1), death(1), policy, 2), 5)
+    doc = job.settle(in_hand(2, doc), death(2), policy, 2)
     assert doc["status"] == "quarantined"
-    assert [each.invocation for each in jobs.certificates(doc)] == [f"{n:032x}" for n in (1, 2)]
+    assert [each.invocation for each in job.certificates(doc)] == [f"{n:032x}" for n in (1, 2)]
     # Released, it has its lives again, and what was is still on record.
-    doc = jobs.release(doc, 9)
+    doc = job.release(doc, 9)
     assert doc["status"] == "pending"
-    assert jobs.certificates(doc) == []
+    assert job.certificates(doc) == []
     assert len(doc["crashes"]) == 2
-    doc = jobs.settle(in_hand(3, doc), death(3), policy, 2)
+    doc = job.settle(in_hand(3, doc), death(3), policy, 2)
     assert doc["status"] != "quarantined"
 
 
-@pytest.mark.parametrize("cause", jobs.UNCOUNTED)
+@pytest.mark.parametrize("cause", job.UNCOUNTED)
 def test_a_stop_and_a_reboot_are_not_held_against_a_job(cause: str) -> None:
-    doc = jobs.settle(in_hand(1), death(1, cause), "restart-fail-in-flight", 1)
+    doc = job.settle(in_hand(1), death(1, cause), "restart-fail-in-flight", 1)
     assert doc["status"] == "error"
-    assert jobs.certificates(doc) == []
-    doc = jobs.settle(in_hand(1), death(1, cause), "restart-requeue-in-flight", 1)
+    assert job.certificates(doc) == []
+    doc = job.settle(in_hand(1), death(1, cause), "restart-requeue-in-flight", 1)
     assert doc["status"] == "pending"
 
 
 def test_certificates_are_bounded_and_forgiveness_moves_with_them() -> None:
-    doc = jobs.make_job("tag", "/a", 1)
+    doc = job.make_job("tag", "/a", 1)
     for n in range(60):
-        doc = jobs.settle(in_hand(n, doc), death(n), "restart-requeue-in-flight", 2)
+        doc = job.settle(in_hand(n, doc), death(n), "restart-requeue-in-flight", 2)
         if doc["status"] == "quarantined":
-            assert len(jobs.certificates(doc)) == 2
-            doc = jobs.release(doc, n)
-    assert len(doc["crashes"]) == jobs.MAX_CERTIFICATES
+            assert len(job.certificates(doc)) == 2
+            doc = job.release(doc, n)
+    assert len(doc["crashes"]) == job.MAX_CERTIFICATES
 
 
 def test_an_error_of_any_text_can_be_kept() -> None:
     for text in ("\ud800 \x1b[31m", "x" * 10_000, ""):
-        kept = jobs.describe_error(RuntimeError(text))
+        kept = job.describe_error(RuntimeError(text))
         json.dumps(kept, ensure_ascii=False).encode()
         assert 0 < len(kept["message"]) <= 2000

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nomarr_systemd.core.model import Moment
-from nomarr_systemd.core.outage import Incident, Loss, find_outage
+from nomarr_systemd.core.incident import Incident, Loss, find_outage
+from nomarr_systemd.core.time import Moment
 
 NOW = Moment(1_000_000, "a" * 32, 500_000)
 

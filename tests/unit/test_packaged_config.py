@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nomarr_systemd.core.configfile import parse
+from nomarr_systemd.config.file import parse
 
 EXAMPLE = Path(__file__).parents[2] / "packaging/nomarr.toml"
 

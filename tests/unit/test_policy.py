@@ -6,9 +6,10 @@ import pytest
 
 from nomarr_systemd.core import account as book
 from nomarr_systemd.core.account import Account
-from nomarr_systemd.core.model import Decision, Failure, History, Moment, Rules, age_ms
-from nomarr_systemd.core.policy import decide, decide_blind
-from nomarr_systemd.core.words import describe_ms
+from nomarr_systemd.core.death import Failure
+from nomarr_systemd.core.policy import Decision, History, Rules, decide, decide_blind
+from nomarr_systemd.core.text import describe_ms
+from nomarr_systemd.core.time import Moment, age_ms
 
 BOOT = "b" * 32
 PLAIN = Rules(backoff_jitter=0)

@@ -21,7 +21,9 @@ from hypothesis.stateful import (
 
 from nomarr_systemd.core import account as book
 from nomarr_systemd.core.account import Account
-from nomarr_systemd.core.model import Decision, Failure, Moment, Rules
+from nomarr_systemd.core.death import Failure
+from nomarr_systemd.core.policy import Decision, Rules
+from nomarr_systemd.core.time import Moment
 
 TEN_YEARS_MS = 10 * 365 * 24 * 3600 * 1000
 

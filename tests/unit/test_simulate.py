@@ -7,8 +7,10 @@ from hypothesis import strategies as st
 
 from nomarr_systemd.core import account as book
 from nomarr_systemd.core.account import RING, Account
-from nomarr_systemd.core.model import Failure, Moment, Rules
+from nomarr_systemd.core.death import Failure
+from nomarr_systemd.core.policy import Rules
 from nomarr_systemd.core.simulate import NOT_RUN, look_ahead, simulate, window_ages
+from nomarr_systemd.core.time import Moment
 
 START = Moment(1_700_000_000_000, "a" * 32, 5_000_000)
 RULES = Rules(backoff_jitter=0.0)

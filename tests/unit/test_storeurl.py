@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nomarr_systemd.config.store_url import ArangoUrl, SqliteUrl, parse_address, parse_store_url
 from nomarr_systemd.core.errors import BadName
-from nomarr_systemd.core.storeurl import ArangoUrl, SqliteUrl, parse_address, parse_store_url
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_addresses() -> None:
 
 
 def test_the_import_is_cheap() -> None:
-    code = "import sys, nomarr_systemd.core.storeurl; print(*sys.modules)"
+    code = "import sys, nomarr_systemd.config.store_url; print(*sys.modules)"
     run = subprocess.run(
         [sys.executable, "-S", "-c", code],  # -S: what site itself imports is not ours
         cwd=Path(__file__).parents[2],

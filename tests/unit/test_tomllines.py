@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nomarr_systemd.core.tomllines import Path, line_of, map_lines
+from nomarr_systemd.config.file import Path, line_of, map_lines
 
 
 def lines_of(text: str) -> dict[Path, int]:

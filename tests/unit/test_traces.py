@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nomarr_systemd.core.plaintext import clean, clean_lines
-from nomarr_systemd.core.traces import Trace, fingerprint, recognise
+from nomarr_systemd.core.text import clean, clean_lines
+from nomarr_systemd.postmortem.stack_traces import Trace, fingerprint, recognise
 
 NAMES = st.from_regex(r"[a-z_][a-z0-9_]{0,12}", fullmatch=True)
 CALLS = st.lists(st.tuples(NAMES, NAMES), min_size=1, max_size=30)

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nomarr_systemd.core.config import Config, Pool
-from nomarr_systemd.core.configfile import parse
+from nomarr_systemd.config.file import parse
+from nomarr_systemd.config.values import Config, Pool
 from nomarr_systemd.core.errors import ConfigError
 from nomarr_systemd.core.ids import Component
-from nomarr_systemd.host.paths import Paths, system_paths
-from nomarr_systemd.host.units import (
+from nomarr_systemd.host.layout import Paths, system_paths
+from nomarr_systemd.systemd.unit_files import (
     LIBEXEC,
     MARK,
     UnitError,

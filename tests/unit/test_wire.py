@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nomarr_systemd.host.bus import Call, unit_path
-from nomarr_systemd.host.wire import Reader, Writer, split
+from nomarr_systemd.systemd.dbus.connection import Call, unit_path
+from nomarr_systemd.systemd.dbus.wire import Reader, Writer, split
 
 NUMBERS = {
     "y": st.integers(0, 2**8 - 1),

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from nomarr_systemd.core.frames import Decoder, encode
+from nomarr_systemd.jobs.source import OwnJobs
 from nomarr_systemd.worker.environment import Environment, Settings, read_environment
 from nomarr_systemd.worker.runtime import Worker
-from nomarr_systemd.worker.source import OwnJobs
 from nomarr_systemd.worker.vitals import Condition, Tally, describe
 
 

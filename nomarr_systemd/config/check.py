@@ -1,0 +1,248 @@
+"""The parsed document against the settings: which sections there are, how they are merged, and
+how settings must fit each other. The single settings are a table in ``settings``; lines of the
+file are not known here, only paths of keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from nomarr_systemd.config.settings import (
+    HEALTH,
+    POLICY,
+    POOL,
+    STORE,
+    WEB,
+    Fault,
+    Setting,
+    check,
+    convert,
+    explain_unknown,
+)
+from nomarr_systemd.config.store_url import ArangoUrl, parse_store_url
+from nomarr_systemd.config.unit_directives import check_directive
+from nomarr_systemd.config.values import (
+    Config,
+    Directive,
+    Pool,
+    StoreSettings,
+    WebSettings,
+    WorkerRules,
+)
+from nomarr_systemd.core.errors import BadName
+from nomarr_systemd.core.health import HealthRules
+from nomarr_systemd.core.ids import MAX_INDEX, Component, check_pool, parse_component
+from nomarr_systemd.core.policy import Rules
+from nomarr_systemd.core.text import ask_for, quote, show, spell
+
+MAX_WORKERS = MAX_INDEX + 1  # of all pools: the supervisor's store keeps a descriptor of each
+SECTIONS = ("store", "policy", "health", "web", "pool", "worker")
+
+Path = tuple[str | int, ...]
+Table = Mapping[str, Any]
+
+
+class Order(NamedTuple):
+    """Two settings of which the first must not be above the second; strict: must be below."""
+
+    low: str
+    high: str
+    strict: bool = False
+
+    def breaks(self, values: Rules | HealthRules) -> bool:
+        low, high = getattr(values, self.low), getattr(values, self.high)
+        return bool(low >= high if self.strict else low > high)
+
+
+POLICY_ORDER = (Order("backoff_base_s", "backoff_max_s"),)
+HEALTH_ORDER = (
+    Order("min_recovery_s", "max_recovery_s"),
+    Order("frame_interval_s", "staleness_interval_s", strict=True),
+)
+
+
+class Reader:
+    """One walk through the document; gathers ``faults`` and goes on with what is good."""
+
+    def __init__(self, store: StoreSettings) -> None:
+        self.faults: list[tuple[Path, Fault]] = []
+        self._store = store
+        self._refused: set[Path] = set()  # tables and values left out: nothing follows from them
+
+    def read(self, document: Table) -> Config:
+        """The configuration, worth something only if no faults were found."""
+        self._check_keys(document, (), SECTIONS)
+        own = self._read_section(document, ("policy",), POLICY)
+        policy = Rules(**own)
+        self._check_order(POLICY_ORDER, policy, own, [("policy",)])
+        tables = self._read_table(document, ("pool",))
+        pools = tuple(self._read_pool(tables, name, policy) for name in tables)
+        self._check_total(pools)
+        return Config(
+            store=self._read_store(document),
+            policy=policy,
+            own_policy=tuple(own),
+            health=self._read_health(document),
+            web=WebSettings(**self._read_section(document, ("web",), WEB)),
+            pools=pools,
+            workers=self._read_workers(document, pools),
+        )
+
+    def _read_store(self, document: Table) -> StoreSettings:
+        values = self._read_section(document, ("store",), STORE)
+        store = self._store._replace(**values)
+        if ("store", "url") in self._refused:
+            return store
+        url = parse_store_url(values["url"]) if "url" in values else None
+        if not isinstance(url, ArangoUrl):
+            for key in values:
+                if key != "url":
+                    self._blame(("store", key), "it is only for an arangodb:// url", "remove it")
+        elif store.ca_file and not url.tls:
+            problem = "it does nothing with arangodb://, which is not encrypted"
+            self._blame(("store", "ca_file"), problem, "write arangodb+tls:// in url")
+        elif store.work_password_file and not store.work_user:
+            self._blame(("store", "work_password_file"), "there is no work_user", "set it too")
+        return store
+
+    def _read_health(self, document: Table) -> HealthRules:
+        values = self._read_section(document, ("health",), HEALTH)
+        health = HealthRules(**values)
+        self._check_order(HEALTH_ORDER, health, values, [("health",)])
+        return health
+
+    def _read_pool(self, tables: Table, name: str, policy: Rules) -> Pool:
+        path = ("pool", name)
+        table = self._read_table(tables, path)
+        values = self._read_values(table, path, POOL, also=("policy", "unit"))
+        programs = [key for key in ("entrypoint", "command") if key in table]
+        if not programs and path not in self._refused:
+            self._blame(path, "the pool has no program", "set entrypoint or command")
+        if len(programs) == 2:
+            self._blame((*path, "command"), "entrypoint is set too", "remove one of the two")
+        own = self._read_section(table, (*path, "policy"), POLICY)
+        rules = policy._replace(**own)
+        self._check_order(POLICY_ORDER, rules, own, [("policy",), (*path, "policy")])
+        unit = self._read_unit(table, (*path, "unit"))
+        try:
+            check_pool(name)
+        except BadName:
+            wanted = "a small letter, then at most 30 small letters, digits or underscores"
+            self._blame(path, f"{quote(name)} cannot name a pool", f"a name is {wanted}")
+        return Pool(name, **values, rules=rules, own_rules=tuple(own), unit=unit)
+
+    def _read_unit(self, table: Table, path: Path) -> tuple[tuple[str, Directive], ...]:
+        unit: list[tuple[str, Directive]] = []
+        for name, value in self._read_table(table, path).items():
+            faults = list(check_directive(name, value))
+            for fault in faults:
+                self._blame((*path, name, *fault.at), fault.problem, fault.suggestion)
+            if not faults:
+                unit.append((name, tuple(value) if isinstance(value, list) else value))
+        return tuple(unit)
+
+    def _read_workers(self, document: Table, pools: Sequence[Pool]) -> tuple[WorkerRules, ...]:
+        workers = []
+        by_name = {pool.name: pool for pool in pools}
+        tables = self._read_table(document, ("worker",))
+        for instance in tables:
+            path = ("worker", instance)
+            table = self._read_table(tables, path)
+            self._check_keys(table, path, ("policy",))
+            own = self._read_section(table, (*path, "policy"), POLICY)
+            found = self._find_worker(instance, pools)
+            if isinstance(found, Fault):
+                self._blame(path, found.problem, found.suggestion)
+                continue
+            pool = by_name[found.pool]
+            rules = pool.rules._replace(**own)
+            levels = [("policy",), ("pool", pool.name, "policy"), (*path, "policy")]
+            self._check_order(POLICY_ORDER, rules, own, levels)
+            workers.append(WorkerRules(found, rules, tuple(own)))
+        return tuple(sorted(workers))
+
+    def _find_worker(self, instance: str, pools: Sequence[Pool]) -> Component | Fault:
+        """The configured worker that a [worker.INSTANCE] section is for."""
+        try:
+            component = parse_component(instance)
+        except BadName:
+            problem = f"{quote(instance)} is not the name of an instance"
+            return Fault(problem, "write [worker.POOL-NUMBER.policy]")
+        if component.instance != instance:
+            problem = "here a worker is named by its instance only"
+            return Fault(problem, f"write [worker.{component.instance}.policy]")
+        pool = next((pool for pool in pools if pool.name == component.pool), None)
+        if pool is None:
+            near = ask_for(component.pool, [pool.name for pool in pools])
+            return Fault(f"there is no [pool.{component.pool}]", near)
+        known = not {("pool", pool.name), ("pool", pool.name, "workers")} & self._refused
+        if known and component.number >= pool.workers:
+            has = f"the pool {pool.name} has workers = {pool.workers}, numbered from 0"
+            return Fault(f"there is no worker {instance}: {has}")
+        return component
+
+    def _check_total(self, pools: Iterable[Pool]) -> None:
+        total = 0
+        for pool in pools:
+            total += pool.workers
+            if total > MAX_WORKERS:
+                problem = f"up to here the pools have {total} workers; {MAX_WORKERS} is the most"
+                self._blame(("pool", pool.name, "workers"), problem)
+                return
+
+    def _check_order(
+        self,
+        orders: Iterable[Order],
+        values: Rules | HealthRules,
+        own: Mapping[str, Any],
+        levels: Sequence[Path],
+    ) -> None:
+        """Blame the last of the levels for what it sets ``own``, once they are all merged."""
+        for order in orders:
+            keys = (order.low, order.high)
+            here = [key for key in keys if key in own]
+            known = not any((*level, key) in self._refused for level in levels for key in keys)
+            if here and known and order.breaks(values):
+                relation = "must be below" if order.strict else "must not be above"
+                low, high = getattr(values, order.low), getattr(values, order.high)
+                problem = f"{order.low} ({low:g}) {relation} {order.high} ({high:g})"
+                self._blame((*levels[-1], here[0]), problem)
+
+    def _read_section(self, parent: Table, path: Path, settings: Sequence[Setting]) -> Table:
+        return self._read_values(self._read_table(parent, path), path, settings)
+
+    def _read_table(self, parent: Table, path: Path) -> Table:
+        table = parent.get(str(path[-1]), {})
+        if isinstance(table, dict):
+            return table
+        self._blame(path, f"{show(table)} is not a table", f"write [{spell(path)}]")
+        self._refused.add(path)
+        return {}
+
+    def _read_values(
+        self, table: Table, path: Path, settings: Sequence[Setting], also: Sequence[str] = ()
+    ) -> Table:
+        """The good values in a table, by key."""
+        self._check_keys(table, path, [*(setting.key for setting in settings), *also])
+        values = {}
+        for setting in settings:
+            if setting.key in table:
+                value = table[setting.key]
+                faults = list(check(setting, value))
+                for fault in faults:
+                    where = (*path, setting.key)
+                    self._blame((*where, *fault.at), fault.problem, fault.suggestion)
+                    self._refused.add(where)
+                if not faults:
+                    values[setting.key] = convert(setting, value)
+        return values
+
+    def _check_keys(self, table: Table, path: Path, known: Sequence[str]) -> None:
+        for key in table:
+            if key not in known:
+                fault = explain_unknown(key, known)
+                self._blame((*path, key), fault.problem, fault.suggestion)
+
+    def _blame(self, path: Path, problem: str, suggestion: str = "") -> None:
+        self.faults.append((path, Fault(problem, suggestion)))

@@ -1,0 +1,108 @@
+"""``[pool.NAME.unit]``: which systemd directives a pool may set, and which the design owns.
+
+A directive that is not in the table is allowed; whether systemd knows it is for
+``systemd-analyze verify`` to say. Rendering them into a drop-in happens elsewhere.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from nomarr_systemd.config.settings import Fault
+from nomarr_systemd.core.text import quote, show
+
+_NAME = re.compile(r"[A-Z][A-Za-z0-9]*")
+
+
+class Owned(NamedTuple):
+    """A directive, or with a star a family of them, that a pool cannot set, and why."""
+
+    name: str
+    why: str
+    instead: str = ""
+
+    def covers(self, directive: str) -> bool:
+        if self.name.endswith("*"):
+            return directive.startswith(self.name[:-1])
+        return directive == self.name
+
+
+OWNED = (
+    Owned("Type", "every worker is Type=notify: it says itself when it is ready"),
+    Owned("NotifyAccess", "it follows from entrypoint or command"),
+    Owned("ExitType", "a worker ends when its main process does"),
+    Owned("ExecStart", "it is made from the pool's program", "set entrypoint or command"),
+    Owned("ExecStop", "it leaves the mark that tells a wanted stop from a failure"),
+    Owned("RemainAfterExit", "a worker that is gone must not look active"),
+    Owned("SuccessExitStatus", "a failure called success would never reach the policy"),
+    Owned("RestartPreventExitStatus", "the restart policy decides", "set never_restart"),
+    Owned("Restart*", "systemd must not restart what the restart policy decides", "set [policy]"),
+    Owned("StartLimit*", "the restart policy is the only limit", "set max_restarts and window_s"),
+    Owned("OnFailure*", "it is how the controller hears of a failure"),
+    Owned("OnSuccess*", "what follows a worker's end is the controller's to say"),
+    Owned("FailureAction*", "what follows a failure is the restart policy's to say"),
+    Owned("SuccessAction*", "what follows a worker's end is the controller's to say"),
+    Owned("CollectMode", "a failed unit must stay until its failure is booked"),
+    Owned("WatchdogSec", "it is made from the pool's settings", "set watchdog_s"),
+    Owned("WatchdogSignal", "SIGABRT leaves every thread's stack in the journal"),
+    Owned("TimeoutStopSec", "it is made from the pool's settings", "set stop_timeout_s"),
+    Owned("TimeoutSec", "it sets the start's and the stop's at once", "set stop_timeout_s"),
+    Owned("TimeoutStartSec", "a worker extends it while it loads", "set startup_timeout_s"),
+    Owned("Timeout*", "the times between a signal and the next are the design's"),
+    Owned("RuntimeMax*", "systemd would call its own stop an asked one, and nobody restart it"),
+    Owned("OOMPolicy", "any other than kill runs ExecStop=, which looks like an asked stop"),
+    Owned("KillMode", "a stop lets the worker finish its job, then ends its children"),
+    Owned("KillSignal", "SIGTERM is how a worker is asked to finish"),
+    Owned("FinalKillSignal", "after the stop timeout nothing less than SIGKILL helps"),
+    Owned("SendSIG*", "which signals a worker gets is the worker contract's to say"),
+    Owned("RefuseManual*", "operator and controller start and stop workers by hand"),
+    Owned("PartOf", "a worker is stopped with nomarr-workers.target"),
+    Owned("ConditionPathExists", "it is how pause and hold keep a worker down"),
+    Owned("Slice", "all workers are in nomarr.slice", "limit the pool, e.g. with MemoryMax"),
+    Owned("LogExtraFields", "it marks the worker's journal entries"),
+    Owned("LogNamespace", "post-mortems read the worker's entries from the default journal"),
+    Owned("User", "workers run as the user of the package"),
+    Owned("Group", "workers run as the group of the package", "set SupplementaryGroups"),
+    Owned("DynamicUser", "workers run as the user of the package"),
+    Owned("RuntimeDirectory*", "it could take the pipes' or the controller's directory away"),
+    Owned("StateDirectory*", "it could hand the controller's ledger to the worker"),
+    Owned("FileDescriptorStore*", "only the supervisor keeps descriptors"),
+    Owned("WantedBy", "nomarrctl apply says what starts", "set workers"),
+    Owned("RequiredBy", "nomarrctl apply says what starts", "set workers"),
+    Owned("UpheldBy", "nomarrctl apply says what starts", "set workers"),
+    Owned("Also", "nomarrctl apply says what starts", "set workers"),
+    Owned("Alias", "a worker has one name"),
+)
+# An empty text makes systemd forget what the unit itself says: these may be added to, not emptied.
+NEVER_EMPTIED = ("After", "Environment")
+
+
+def check_directive(name: str, value: object) -> Iterator[Fault]:
+    """Everything that is wrong with one directive; nothing when it may stand in the unit."""
+    if not _NAME.fullmatch(name):
+        yield Fault("that is not the name of a systemd directive", 'write e.g. MemoryMax = "4G"')
+        return
+    owned = next((owned for owned in OWNED if owned.covers(name)), None)
+    if owned:
+        yield Fault(f"a pool cannot set {name}: {owned.why}", owned.instead)
+    if isinstance(value, list):
+        for n, item in enumerate(value):
+            yield from (fault._replace(at=(n,)) for fault in _check_value(name, item))
+    elif not isinstance(value, bool | int):
+        yield from _check_value(name, value)
+    elif abs(value) >= 2**64:
+        yield Fault(f"{show(value)} is more than systemd can count")
+
+
+def _check_value(name: str, value: object) -> Iterator[Fault]:
+    if not isinstance(value, str):
+        yield Fault(f"{show(value)} is not text", "put it into quotes")
+    elif any(ord(sign) < 32 and sign != "\t" for sign in value) or value.rstrip().endswith("\\"):
+        yield Fault(
+            f"{quote(value)} would write more than one directive",
+            "leave out line breaks, control characters and a backslash at the end",
+        )
+    elif not value.strip() and name in NEVER_EMPTIED:
+        yield Fault(f"an empty {name} would undo what the unit itself needs")

@@ -1,0 +1,180 @@
+"""The configuration as values: what the file says, with every default filled in and every
+override merged. Reading TOML and finding mistakes is ``configfile``'s; here it only round-trips
+through JSON, which is all that the resident programs read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple, TypeVar
+
+from nomarr_systemd.core.errors import ConfigError, NomarrError, NoSuchWorker
+from nomarr_systemd.core.health import HealthRules
+from nomarr_systemd.core.ids import Component, parse_component
+from nomarr_systemd.core.job import CrashPolicy
+from nomarr_systemd.core.policy import Rules
+
+Directive = str | int | bool | tuple[str, ...]
+Origin = Literal["default", "policy", "pool", "worker"]
+
+DEFAULT_RULES = Rules()
+
+
+class StoreSettings(NamedTuple):
+    """``[store]``: where the documents are, and the files that hold the passwords."""
+
+    url: str = "sqlite:///var/lib/nomarr"
+    password_file: str = ""
+    ca_file: str = ""
+    work_user: str = ""
+    work_password_file: str = ""
+
+
+class WebSettings(NamedTuple):
+    """``[web]``: where the page is served."""
+
+    listen: str = "127.0.0.1:8765"
+
+
+class Pool(NamedTuple):
+    """``[pool.NAME]``: workers that run the same program. ``rules`` are merged over [policy]."""
+
+    name: str
+    workers: int = 1
+    entrypoint: str = ""
+    command: tuple[str, ...] = ()
+    watchdog_s: float = 30.0
+    stop_timeout_s: float = 90.0
+    idle_evict_s: float = 300.0
+    claim_timeout_s: float = 30.0
+    crash_policy: CrashPolicy = "restart-fail-in-flight"
+    crash_max_retries: int | None = None
+    job_max_crashes: int = 2
+    rules: Rules = DEFAULT_RULES
+    own_rules: tuple[str, ...] = ()  # the keys that stand in [pool.NAME.policy]
+    unit: tuple[tuple[str, Directive], ...] = ()
+
+
+class WorkerRules(NamedTuple):
+    """``[worker.INSTANCE.policy]``: one worker's rules, merged over its pool's."""
+
+    component: Component
+    rules: Rules
+    own_rules: tuple[str, ...] = ()
+
+
+class Config(NamedTuple):
+    """Everything that is configured."""
+
+    store: StoreSettings = StoreSettings()
+    policy: Rules = DEFAULT_RULES
+    own_policy: tuple[str, ...] = ()  # the keys that stand in [policy]
+    health: HealthRules = HealthRules()
+    web: WebSettings = WebSettings()
+    pools: tuple[Pool, ...] = ()
+    workers: tuple[WorkerRules, ...] = ()
+
+    def components(self) -> tuple[Component, ...]:
+        """Every configured worker: pools in the file's order, then by number."""
+        return tuple(Component(pool.name, n) for pool in self.pools for n in range(pool.workers))
+
+    def pool_of(self, component: Component) -> Pool:
+        """The pool that has this worker, or NoSuchWorker."""
+        for pool in self.pools:
+            if pool.name == component.pool and component.number < pool.workers:
+                return pool
+        raise NoSuchWorker(
+            f"{component} is not configured",
+            hint=f"workers are numbered from 0: see workers = … in [pool.{component.pool}]",
+        )
+
+    def rules_for(self, component: Component) -> Rules:
+        """The restart policy in force: the worker's own over its pool's over [policy]."""
+        pool = self.pool_of(component)
+        own = self._own(component)
+        return own.rules if own else pool.rules
+
+    def find_rules(self, component: Component) -> Rules:
+        """The same for any worker; of one that is no longer configured, the default's."""
+        try:
+            return self.rules_for(component)
+        except NoSuchWorker:
+            return self.policy
+
+    def origin_of(self, component: Component, rule: str) -> Origin:
+        """Where the value of one of the worker's rules was written."""
+        pool = self.pool_of(component)
+        own = self._own(component)
+        if own and rule in own.own_rules:
+            return "worker"
+        if rule in pool.own_rules:
+            return "pool"
+        return "policy" if rule in self.own_policy else "default"
+
+    def _own(self, component: Component) -> WorkerRules | None:
+        return next((own for own in self.workers if own.component == component), None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as JSON can hold it."""
+        return {
+            "store": self.store._asdict(),
+            "policy": self.policy._asdict(),
+            "own_policy": self.own_policy,
+            "health": self.health._asdict(),
+            "web": self.web._asdict(),
+            "pools": [pool._asdict() | {"rules": pool.rules._asdict()} for pool in self.pools],
+            "workers": [
+                {
+                    "component": own.component.component_id,
+                    "rules": own.rules._asdict(),
+                    "own_rules": own.own_rules,
+                }
+                for own in self.workers
+            ],
+        }
+
+    @classmethod
+    def from_dict(cls, stored: Mapping[str, Any]) -> Config:
+        """The configuration that ``to_dict`` gave.
+
+        After an upgrade or a downgrade the reader may be of another version than the writer: a
+        field that is missing has its default, one that is unknown is passed over. The controller
+        must run.
+        """
+        try:
+            return cls(
+                store=_build(StoreSettings, stored.get("store", {})),
+                policy=_build(Rules, stored.get("policy", {})),
+                own_policy=tuple(stored.get("own_policy", ())),
+                health=_build(HealthRules, stored.get("health", {})),
+                web=_build(WebSettings, stored.get("web", {})),
+                pools=tuple(_build(Pool, pool) for pool in stored.get("pools", ())),
+                workers=tuple(_build(WorkerRules, own) for own in stored.get("workers", ())),
+            )
+        except (AttributeError, KeyError, TypeError, ValueError, NomarrError) as error:
+            raise ConfigError(
+                f"the resolved configuration is damaged: {error}", hint="run nomarrctl apply"
+            ) from error
+
+
+_Value = TypeVar("_Value", bound=tuple[Any, ...])
+
+
+def _build(kind: type[_Value], stored: Mapping[str, Any]) -> _Value:
+    fields: tuple[str, ...] = kind._fields  # type: ignore[attr-defined]
+    return kind(**{name: _restore(name, stored[name]) for name in fields if name in stored})
+
+
+def _restore(name: str, value: Any) -> Any:
+    """What JSON made of a field, as the field has it."""
+    if name == "component":
+        return parse_component(value)
+    if name == "rules":
+        return _build(Rules, value)
+    if name == "unit":
+        return tuple((directive, _freeze(given)) for directive, given in value)
+    return _freeze(value)
+
+
+def _freeze(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value

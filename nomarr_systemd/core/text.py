@@ -1,0 +1,109 @@
+"""Text for people: quoting, escaping what a terminal would obey, durations, near spellings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Final
+
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]{1,60}")
+
+
+def show(value: object) -> str:
+    """A value out of a TOML document."""
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case str():
+            return quote(value)
+        case int() if abs(value) >= 10**40:  # Python refuses to spell very long ones
+            return "a number of more than 40 digits"
+        case int() | float():
+            return str(value)
+        case list():
+            return "a list"
+        case dict():
+            return "a table"
+    return "a date or time"
+
+
+def quote(text: str) -> str:
+    """Text in double quotes, escaped and cut."""
+    cut = text if len(text) <= 60 else text[:57] + "..."
+    backslashed = cut.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escape(backslashed)}"'
+
+
+def escape(text: str) -> str:
+    """The text with every character that cannot be printed spelled out."""
+    if text.isprintable():
+        return text
+    return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
+
+
+def spell(path: tuple[str | int, ...]) -> str:
+    """A path of keys: ``pool.tag.workers``, ``policy.never_restart[1]``."""
+    spelled = ""
+    for part in path:
+        if isinstance(part, int):
+            spelled += f"[{part}]"
+        else:
+            dot = "." if spelled else ""
+            spelled += dot + (part if _BARE_KEY.fullmatch(part) else quote(part))
+    return spelled
+
+
+def ask_for(word: str, known: Iterable[str]) -> str:
+    """A question that names the nearest of the ``known`` words, if one is near."""
+    from difflib import get_close_matches  # only a mistake pays for it
+
+    plain = {_plain(candidate): candidate for candidate in known}
+    near = get_close_matches(_plain(word[:80]), plain, n=1)
+    return f"did you mean {plain[near[0]]}?" if near else ""
+
+
+def _plain(word: str) -> str:
+    return word.lower().replace("-", "_")
+
+
+# CSI and OSC sequences, and the two-byte ones. What is cut short is left to ``escape``. OSC ends at
+# BEL or ESC \; neither part can match the other's signs, so it takes linear time.
+_ANSI: Final = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]|\x9b[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-Z\\^_]"
+)
+
+
+def clean(text: str, limit: int = 4096) -> str:
+    """One line, without its colours, with nothing in it that is not printable, and cut."""
+    if text.isprintable():
+        return text if len(text) <= limit else text[: limit - 1] + "…"
+    text = text[: 4 * limit].expandtabs(4)
+    if "\x1b" in text or "\x9b" in text:
+        text = _ANSI.sub("", text)
+    shown = escape(text.rstrip("\r\n "))
+    return shown if len(shown) <= limit else shown[: limit - 1] + "…"
+
+
+def clean_lines(text: str, limit: int = 4096, most: int = 2000) -> list[str]:
+    """The lines of a text, each of them clean."""
+    return [clean(line, limit) for line in text.split("\n")[:most]]
+
+
+_UNITS = (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1000))
+
+
+def describe_ms(ms: int) -> str:
+    """A duration in at most two units: ``3 min 12 s``, ``1.5 s``, ``5 min``, ``250 ms``."""
+    if ms < 1000:
+        return f"{ms} ms"
+    if ms < 10_000 and ms % 1000:
+        return f"{ms / 1000:.1f} s".replace(".0 s", " s")
+    for position, (unit, size) in enumerate(_UNITS):
+        if ms >= size:
+            text = f"{ms // size} {unit}"
+            if position + 1 < len(_UNITS):
+                smaller, smaller_size = _UNITS[position + 1]
+                rest = ms % size // smaller_size
+                return f"{text} {rest} {smaller}" if rest else text
+            return text
+    raise AssertionError(ms)  # every duration of a second or more has found its unit

@@ -1,0 +1,1 @@
+"""A private systemd, and the demo that runs in it."""

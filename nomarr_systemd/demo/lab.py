@@ -1,0 +1,348 @@
+"""A systemd of one's own: a private user manager, for the demo and for tests (SYSTEMD.md, lab A).
+
+It runs in a mount namespace with an empty /run, with a journal and in a cgroup of its own, so that
+it neither sees nor touches the machine's; ending it ends every process that it ever started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Final, Self
+
+from nomarr_systemd.core.errors import NomarrError
+from nomarr_systemd.demo import cgroup
+
+SYSTEMD: Final = "/lib/systemd"  # everywhere, also where /usr is not merged
+START_TIMEOUT_S: Final = 20.0
+_PREFIX: Final = "nomarr-lab-"
+# A process joins its cgroups before it becomes anything else.
+_JOIN: Final = """
+for cgroup in $CGROUPS; do echo $$ > "$cgroup/cgroup.procs" || exit 100; done
+unset CGROUPS
+"""
+# /run has nothing in it but what says "systemd is there"; what the machine would start for a user
+# is hidden; sandboxes find what they hide files behind; the journal is in memory and not the
+# kernel's.
+_MOUNT: Final = """
+mount -t tmpfs tmpfs /run && mkdir -p /run/systemd/system /run/systemd/journald.conf.d || exit 101
+for directory in /etc/systemd/user /usr/lib/systemd/user/*.wants; do
+    [ ! -d "$directory" ] || mount -t tmpfs tmpfs "$directory" || exit 101
+done
+ln -s "$XDG_RUNTIME_DIR/systemd/inaccessible" /run/systemd/inaccessible
+cat > /run/systemd/journald.conf.d/lab.conf <<END
+[Journal]
+Storage=volatile
+RuntimeMaxUse=64M
+RateLimitBurst=0
+ReadKMsg=no
+Audit=no
+ForwardToSyslog=no
+ForwardToWall=no
+END
+"""
+_BECOME: Final = 'exec "$@"'
+
+
+class LabError(NomarrError):
+    """The private systemd does not start, or what was asked of it failed."""
+
+    code = "lab"
+
+
+class LabUnavailable(LabError):
+    """This machine or user lacks what a private systemd needs; the message names it."""
+
+    code = "lab-unavailable"
+
+
+class Lab:
+    """One private manager; use it as a context. ``uid`` runs it as a plain user."""
+
+    def __init__(self, *, uid: int = 0) -> None:
+        self.uid = uid
+        self.directory = ""
+        self._journald: subprocess.Popen[bytes] | None = None
+        self._manager: subprocess.Popen[bytes] | None = None
+        self.cgroups: list[str] = []  # one in each hierarchy
+
+    def __enter__(self) -> Self:
+        self.begin()
+        return self
+
+    def begin(self) -> None:
+        """Until the manager is ready. Nothing is left if that fails."""
+        _check_capabilities()
+        if not is_mapped(self.uid):
+            raise LabUnavailable(
+                f"uid {self.uid} is not to be had in this user namespace", hint="run it as root"
+            )
+        sweep()
+        # Short, because the path of a socket has 107 characters at most.
+        self.directory = tempfile.mkdtemp(prefix=_PREFIX)
+        try:
+            self._prepare()
+            self._start()
+        except BaseException:
+            self.end()
+            raise
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.end()
+
+    @property
+    def runtime(self) -> str:
+        """systemd's %t in the lab; the outside sees it, too."""
+        return f"{self.directory}/run"
+
+    @property
+    def home(self) -> str:
+        return f"{self.directory}/home"
+
+    @property
+    def units(self) -> str:
+        """Where the manager looks for units first."""
+        return f"{self.directory}/config/systemd/user"
+
+    @property
+    def log_file(self) -> str:
+        """What was said before there was a journal."""
+        return f"{self.directory}/start.log"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """That of everything in the lab."""
+        return {
+            "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            "LANG": "C.UTF-8",
+            "HOME": self.home,
+            "XDG_RUNTIME_DIR": self.runtime,
+            "XDG_CONFIG_HOME": f"{self.directory}/config",
+        }
+
+    @property
+    def pid(self) -> int:
+        """The manager's."""
+        if self._manager is None:
+            raise LabError("the lab was not started")
+        return self._manager.pid
+
+    def run(
+        self, command: Sequence[str], *, check: bool = True, timeout_s: float = 60.0
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a program inside: the lab's /run, environment and user."""
+        enter = ["nsenter", f"--target={self.pid}", "--mount", "--"]
+        done = subprocess.run(
+            [*enter, *self._as_user(), *command],
+            env=self.environment,
+            cwd=self.directory,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=timeout_s,
+        )
+        if check and done.returncode:
+            said = done.stderr.strip() or done.stdout.strip()
+            raise LabError(f"{' '.join(command)}: exit status {done.returncode}: {said}")
+        return done
+
+    def systemctl(self, *arguments: str, check: bool = True, timeout_s: float = 60.0) -> str:
+        """What ``systemctl --user`` prints."""
+        command = ["systemctl", "--user", "--no-pager", *arguments]
+        return self.run(command, check=check, timeout_s=timeout_s).stdout
+
+    def journal(self, *arguments: str) -> str:
+        """What ``journalctl`` prints: the manager's, the programs' and the services' words."""
+        command = ["nsenter", f"--target={self.pid}", "--mount", "--", "journalctl", "--no-pager"]
+        done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
+        return done.stdout
+
+    def end(self) -> None:
+        """Kill everything in the lab and remove every trace; may be called twice."""
+        for process in (self._manager, self._journald):  # first, lest it restarts what dies
+            if process is not None:
+                process.kill()
+                process.wait()
+        for place in self.cgroups:
+            cgroup.kill(place)
+        self._manager = self._journald = None
+        for place in self.cgroups:
+            cgroup.remove(place)
+        self.cgroups = []
+        if self.directory:
+            shutil.rmtree(self.directory)
+            self.directory = ""
+
+    def _prepare(self) -> None:
+        for directory in (self.units, self.home):
+            os.makedirs(directory)
+        os.mkdir(self.runtime, 0o700)
+        # The owner's pid is in the name, so that a later lab can sweep up after a killed one.
+        name = f"{_PREFIX}{os.getpid()}-{os.path.basename(self.directory)[len(_PREFIX) :]}"
+        for parent in cgroup.find_hierarchies():
+            place = os.path.join(parent, name)
+            try:
+                os.mkdir(place)
+            except OSError as error:
+                raise LabUnavailable(
+                    f"a writable cgroup tree is missing: {error}",
+                    hint="in a container, run it with --privileged or --cgroupns=private",
+                ) from error
+            self.cgroups.append(place)
+            # Two below it: a cgroup that has controllers below may have no process of its own.
+            for part in ("journald", "manager"):
+                os.mkdir(os.path.join(place, part))
+        if self.uid:
+            for place in self.cgroups:
+                for path in cgroup.list_delegated(f"{place}/manager"):
+                    os.chown(path, self.uid, self.uid)
+            for path in _walk(self.directory):
+                os.chown(path, self.uid, self.uid)
+
+    def _start(self) -> None:
+        address = f"{self.directory}/ready"
+        with (
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ready,
+            open(self.log_file, "wb") as log,
+        ):
+            ready.bind(address)
+            os.chmod(address, 0o666)  # noqa: S103 (the directory is closed to others)
+            environment = self.environment | {"NOTIFY_SOCKET": address}
+
+            def start(part: str, *command: str) -> subprocess.Popen[bytes]:
+                cgroups = " ".join(f"{place}/{part}" for place in self.cgroups)
+                return subprocess.Popen(
+                    command,
+                    env=environment | {"CGROUPS": cgroups},
+                    cwd=self.directory,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,  # a Ctrl-C is for us to handle
+                )
+
+            script = _JOIN + _MOUNT + _BECOME
+            self._journald = start(
+                *("journald", "unshare", "--mount", "--", "sh", "-c", script, "sh"),
+                f"{SYSTEMD}/systemd-journald",
+            )
+            _wait_until_ready("journald", ready, self._journald, self.log_file)
+            enter = ("nsenter", f"--target={self._journald.pid}", "--mount", "--")
+            self._manager = start(
+                *("manager", *enter, "sh", "-c", _JOIN + _BECOME, "sh", *self._as_user()),
+                *(f"{SYSTEMD}/systemd", "--user", "--unit=basic.target", "--log-target=journal"),
+            )
+            _wait_until_ready("systemd", ready, self._manager, self.log_file)
+        os.unlink(address)
+
+    def _as_user(self) -> list[str]:
+        if not self.uid:
+            return []
+        return ["setpriv", f"--reuid={self.uid}", f"--regid={self.uid}", "--clear-groups", "--"]
+
+
+def go_where_a_lab_can_be(arguments: Sequence[str]) -> None:
+    """Root is there. A plain user goes on, with these arguments, in a namespace where they are
+    root over their own, in a cgroup that their own manager hands over; then this does not return.
+    """
+    if os.geteuid() == 0:
+        return
+    runtime = os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
+    if not os.path.exists(f"{runtime}/systemd/private"):
+        raise LabUnavailable(
+            "neither root nor a systemd manager of yours is there",
+            hint="run it as root, or log in; loginctl enable-linger keeps your manager running",
+        )
+    namespace = ["unshare", "--user", "--map-root-user", "--mount", "--"]
+    if subprocess.run([*namespace, "true"], capture_output=True, check=False).returncode:
+        raise LabUnavailable(
+            "this system lets only root make user namespaces", hint="run it as root"
+        )
+    scope = ["systemd-run", "--user", "--scope", "--quiet", "--property=Delegate=yes", "--"]
+    os.environ["XDG_RUNTIME_DIR"] = runtime
+    os.execvp(scope[0], [*scope, *namespace, *arguments])  # noqa: S606 (no shell is wanted)
+
+
+def is_mapped(uid: int) -> bool:
+    """Whether there is such a user here; in a user namespace there may be only root."""
+    with open("/proc/self/uid_map", encoding="ascii") as file:
+        ranges = [tuple(map(int, line.split())) for line in file]
+    return any(first <= uid < first + count for first, _, count in ranges)
+
+
+def sweep() -> None:
+    """End and remove what labs left whose owners were killed."""
+    for parent in cgroup.find_hierarchies():
+        for name in os.listdir(parent):
+            owner, _, end = name.removeprefix(_PREFIX).partition("-")
+            left = name.startswith(_PREFIX) and owner.isdigit()
+            if left and not os.path.exists(f"/proc/{owner}"):
+                cgroup.kill(os.path.join(parent, name))
+                with contextlib.suppress(FileNotFoundError):  # another lab sweeps, too
+                    cgroup.remove(os.path.join(parent, name))
+                directory = os.path.join(tempfile.gettempdir(), _PREFIX + end)
+                shutil.rmtree(directory, ignore_errors=True)
+
+
+def _check_capabilities() -> None:
+    if not os.path.exists(f"{SYSTEMD}/systemd"):
+        raise LabUnavailable("systemd is missing", hint="install the package systemd")
+    for tool in ("unshare", "nsenter", "setpriv", "systemctl"):
+        if shutil.which(tool) is None:
+            raise LabUnavailable(f"{tool} is missing", hint="install util-linux and systemd")
+    if not cgroup.find_hierarchies():
+        raise LabUnavailable("a cgroup tree is missing", hint="mount cgroup2 on /sys/fs/cgroup")
+    if os.geteuid() != 0:
+        raise LabUnavailable(
+            "root is missing: a private systemd needs a mount namespace and a cgroup of its own",
+            hint="run it as root; a plain user's own manager is not used",
+        )
+
+
+def _wait_until_ready(
+    program: str, ready: socket.socket, process: subprocess.Popen[bytes], log_file: str
+) -> None:
+    """Until the program says READY=1, as to the systemd that would have started it."""
+    ends = time.monotonic() + START_TIMEOUT_S
+    pidfd = os.pidfd_open(process.pid)
+    try:
+        while (left_s := ends - time.monotonic()) > 0:
+            readable, _, _ = select.select([ready.fileno(), pidfd], [], [], left_s)
+            if ready.fileno() in readable and b"READY=1" in ready.recv(65536).split(b"\n"):
+                return
+            if pidfd in readable:
+                break
+    finally:
+        os.close(pidfd)
+    with open(log_file, encoding="utf-8", errors="replace") as log:
+        said = log.read().strip()
+    match process.poll():
+        case 1 | 101 if "unshare" in said or "mount" in said:
+            raise LabUnavailable(
+                f"the right to make a mount namespace and to mount is missing: {said}",
+                hint="in a container, run it with --privileged",
+            )
+        case None:
+            raise LabError(f"{program} is not ready after {START_TIMEOUT_S:g} s: {said}")
+        case status:
+            raise LabError(f"{program} left with status {status}: {said}")
+
+
+def _walk(directory: str) -> Iterator[str]:
+    for path, _, files in os.walk(directory):
+        yield path
+        yield from (os.path.join(path, name) for name in files)

@@ -1,0 +1,124 @@
+"""Where an installation keeps its files, and what makes those that no package has made: a user's
+own, the demo's, a test's. The system's come from packaging/nomarr.tmpfiles and the package.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+SYSTEM_STATE = "/var/lib/nomarr"
+# The programs that the units name, and the module whose main() each one runs.
+PROGRAMS: Final = {
+    "nomarr-supervisor": "nomarr_systemd.supervisor.main",
+    "nomarr-controller": "nomarr_systemd.controller.main",
+    "nomarr-worker": "nomarr_systemd.worker.main",
+}
+# Ours alone need nothing that ``site`` looks for, which may take as long as all the rest; a worker
+# is also its user's.
+_OPTIONS: Final = {"nomarr-worker": ""}
+_PROGRAM: Final = """\
+#!{python}{options}
+import gc
+import sys
+
+gc.disable()  # until all is imported: there is no garbage yet
+sys.path[:0] = {search!r}
+from {module} import main
+
+gc.enable()
+sys.exit(main())
+"""
+
+
+class Paths(NamedTuple):
+    """The two roots of one installation; everything else follows from them."""
+
+    runtime: str  # systemd's %t: /run, or the user's own
+    state: str
+    user: bool = False
+
+    @property
+    def failures(self) -> str:
+        """The FIFO on which the hook rings the controller; PID 1 keeps it."""
+        return f"{self.runtime}/nomarr/failures"
+
+    @property
+    def pending(self) -> str:
+        """The facts of failures that are not booked yet, one file per invocation."""
+        return f"{self.runtime}/nomarr/pending"
+
+    @property
+    def stop(self) -> str:
+        """A mark for each run that somebody asked to stop."""
+        return f"{self.runtime}/nomarr/stop"
+
+    @property
+    def health(self) -> str:
+        """The workers' FIFOs, one per instance."""
+        return f"{self.runtime}/nomarr-supervisor/health"
+
+    @property
+    def live(self) -> str:
+        """The supervisor's socket."""
+        return f"{self.runtime}/nomarr-supervisor/live.sock"
+
+    @property
+    def hold(self) -> str:
+        """A file for each instance that must not start: paused, held, failed with its pool."""
+        return f"{self.state}/hold"
+
+    @property
+    def spool(self) -> str:
+        return f"{self.state}/spool"
+
+    @property
+    def public(self) -> str:
+        """The ledger's accounts, for those who may only read."""
+        return f"{self.state}/public"
+
+    @property
+    def resolved(self) -> str:
+        """The configuration as ``nomarrctl apply`` resolved it: all that resident programs read."""
+        return f"{self.state}/config.json"
+
+
+def system_paths() -> Paths:
+    return Paths("/run", SYSTEM_STATE)
+
+
+def user_paths() -> Paths:
+    """Those of the user who runs this program."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
+    return Paths(runtime, os.path.expanduser("~/.local/state/nomarr"), user=True)
+
+
+def make_directories(paths: Paths) -> None:
+    """What the programs expect to be there; what is there stays as it is."""
+    for directory in (f"{paths.runtime}/nomarr", paths.stop, paths.state, paths.hold):
+        os.makedirs(directory, 0o755, exist_ok=True)
+    for directory in (paths.pending, paths.spool):
+        os.makedirs(directory, 0o700, exist_ok=True)
+    for name in ("public", "work"):
+        os.makedirs(f"{paths.state}/{name}", 0o750, exist_ok=True)
+
+
+def make_programs(directory: str, *, python: str = sys.executable, search: Sequence[str]) -> None:
+    """The programs as scripts for this Python, which look for modules in ``search`` first."""
+    os.makedirs(directory, 0o755, exist_ok=True)
+    ours = python == sys.executable
+    packages = [path for path in sys.path if ours and path.endswith("-packages")]
+    for name, module in PROGRAMS.items():
+        path = os.path.join(directory, name)
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(
+                _PROGRAM.format(
+                    python=python,
+                    options=_OPTIONS.get(name, " -IS"),
+                    search=[*search, *packages],
+                    module=module,
+                )
+            )
+        os.chmod(path, 0o755)  # noqa: S103 (a program is for everyone to run)

@@ -1,0 +1,85 @@
+"""The machine under the installation, as far as a worker's record depends on it: whether the
+clock is right, whether files and the journal outlast a reboot, how much room is left.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+from typing import Final
+
+from nomarr_systemd.config.store_url import SqliteUrl, parse_store_url
+
+_TIME_ERROR: Final = 5  # adjtimex: the kernel calls its clock not synchronised
+_TIMEX_BYTES: Final = 512  # larger than struct timex of any architecture
+_VOLATILE: Final = ("tmpfs", "ramfs")
+_TIMEOUT_S: Final = 10.0
+
+
+def is_clock_synchronised() -> bool | None:
+    """What the kernel has been told, by whichever program keeps the time; None: not known."""
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        state = libc.adjtimex(ctypes.create_string_buffer(_TIMEX_BYTES))
+    except (OSError, AttributeError):
+        return None
+    return None if state < 0 else state != _TIME_ERROR
+
+
+def filesystem_of(path: str) -> str:
+    """The kind of filesystem that a path is on; empty if that cannot be told."""
+    path = os.path.realpath(path)
+    best, kind = "", ""
+    try:
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as file:
+            for line in file:
+                left, _, right = line.partition(" - ")
+                place = left.split()[4].replace("\\040", " ")
+                inside = path == place or path.startswith(place.rstrip("/") + "/")
+                if inside and len(place) >= len(best):
+                    best, kind = place, right.split()[0]
+    except (OSError, IndexError):
+        return ""
+    return kind
+
+
+def is_volatile(path: str) -> bool:
+    """Whether a reboot empties the path."""
+    return filesystem_of(path) in _VOLATILE
+
+
+def free_bytes(path: str) -> int:
+    shown = os.statvfs(path)
+    return shown.f_bavail * shown.f_frsize
+
+
+def is_journal_persistent() -> bool:
+    """Whether journald writes to the disk: Storage=auto does once the directory is there."""
+    return os.path.isdir("/var/log/journal") and bool(os.listdir("/var/log/journal"))
+
+
+def systemd_version() -> int:
+    """0 if there is none."""
+    try:
+        done = subprocess.run(
+            ["systemctl", "--version"],  # noqa: S607 (any PATH's)
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_TIMEOUT_S,
+        )
+        return int(done.stdout.split()[1])
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return 0
+
+
+def host_of(url: str) -> str:
+    """This host's name among those that share the store; empty where none do."""
+    if isinstance(parse_store_url(url), SqliteUrl):
+        return ""
+    try:
+        with open("/etc/machine-id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return "unknown"

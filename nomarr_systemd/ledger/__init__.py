@@ -1,0 +1,1 @@
+"""The restart ledger: accounts, incidents, spooled failures and the published copies."""

@@ -1,0 +1,99 @@
+"""Incidents, one document per pool, changed only by compare-and-swap (DESIGN §12)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from nomarr_systemd.core.errors import KeyExists, StaleRevision
+from nomarr_systemd.core.incident import Incident
+from nomarr_systemd.core.time import Moment
+from nomarr_systemd.store.protocol import Doc, Store
+
+_META = "meta"
+_KIND = "incident"
+
+
+class Breaker:
+    """The incidents of one host; ``host`` tells those apart that share a store."""
+
+    def __init__(self, store: Store, host: str = "") -> None:
+        self._store = store
+        self._host = host
+
+    def get(self, pool: str) -> Incident | None:
+        """The pool's last incident, open or closed."""
+        doc = self._store.get(_META, self._key(pool))
+        return Incident.from_doc(doc) if doc else None
+
+    def incidents(self) -> list[Incident]:
+        """The last of every pool."""
+        where = {"what": _KIND, "host": self._host}
+        return [Incident.from_doc(doc) for doc in self._store.find(_META, where)]
+
+    def open(self, incident: Incident) -> Incident:
+        """Open it, unless somebody else has just opened one, which is returned then."""
+        return self._change(incident.pool, lambda there: _newer(there, incident)) or incident
+
+    def add(self, pool: str, member: str) -> Incident | None:
+        """Another one has died of it; None if it is no longer open."""
+
+        def change(there: Incident | None) -> Incident | None:
+            if there is None or there.closed or member in there.members:
+                return there
+            return there._replace(members=(*there.members, member))
+
+        return _if_open(self._change(pool, change))
+
+    def elect(self, pool: str, canary: str) -> Incident | None:
+        """Another canary; None if it is no longer open."""
+        return _if_open(
+            self._change(
+                pool,
+                lambda there: there._replace(canary=canary) if _if_open(there) else there,  # type: ignore[union-attr]
+            )
+        )
+
+    def close(self, pool: str, why: str, now: Moment) -> bool:
+        """Close the pool's open incident; False if there was none."""
+        closed = False
+
+        def change(there: Incident | None) -> Incident | None:
+            nonlocal closed
+            closed = there is not None and not there.closed
+            if there is None or not closed:
+                return there
+            return there._replace(closed=why, closed_wall_ms=now.wall_ms)
+
+        self._change(pool, change)
+        return closed
+
+    def _key(self, pool: str) -> str:
+        return f"incident_{pool}@{self._host}" if self._host else f"incident_{pool}"
+
+    def _change(
+        self, pool: str, change: Callable[[Incident | None], Incident | None]
+    ) -> Incident | None:
+        while True:
+            doc = self._store.get(_META, self._key(pool))
+            before = Incident.from_doc(doc) if doc else None
+            after = change(before)
+            if after is None or after == before:
+                return after
+            new: Doc = {**(doc or {"_key": self._key(pool)}), **after.to_doc()}
+            new |= {"what": _KIND, "host": self._host}
+            try:
+                if doc:
+                    self._store.replace(_META, new)
+                else:
+                    self._store.insert(_META, new)
+            except (KeyExists, StaleRevision):
+                continue
+            return after
+
+
+def _if_open(incident: Incident | None) -> Incident | None:
+    return incident if incident is not None and not incident.closed else None
+
+
+def _newer(there: Incident | None, incident: Incident) -> Incident:
+    return incident if there is None or there.closed else there

@@ -1,0 +1,206 @@
+"""The ledger: every failure, decision and effect of every worker, each exactly once.
+
+One document per worker, changed only by compare-and-swap; whatever is killed in between, a change
+is there whole or not at all. What a change means is in ``core.account``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, TypeVar
+
+from nomarr_systemd.core import account as book_keeping
+from nomarr_systemd.core.account import Account, Statistics
+from nomarr_systemd.core.death import Failure
+from nomarr_systemd.core.errors import KeyExists, StaleRevision, StoreUnavailable
+from nomarr_systemd.core.ids import parse_component, split_invocation
+from nomarr_systemd.core.ledger_record import Record
+from nomarr_systemd.core.policy import Decision, Rules
+from nomarr_systemd.core.time import Moment
+from nomarr_systemd.host import clock as host_clock
+from nomarr_systemd.store.protocol import POLICY_LEDGER, Store
+
+T = TypeVar("T")
+_TRIES = 1000  # each lost race is somebody else's success, so this many in a row mean a fault
+
+
+class Booked(NamedTuple):
+    """A record, and whether this call made it."""
+
+    record: Record
+    fresh: bool
+
+
+class Ledger:
+    """The restart policy's memory. ``host`` tells machines apart that share one ArangoDB."""
+
+    def __init__(
+        self, store: Store, *, clock: Callable[[], Moment] = host_clock.now, host: str = ""
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._host = host
+
+    # Failures and what is done about them
+
+    def record_failure(
+        self, component_id: str, failure: Failure, rules: Rules, *, at: Moment | None = None
+    ) -> Booked:
+        """Decide about a failure and put it on record, once per invocation.
+
+        Called again for the same invocation, by whomever and after whatever crash, it returns
+        what was decided the first time.
+        """
+        now = at or self._clock()
+        split_invocation(failure.invocation)
+
+        def change(account: Account) -> tuple[Account, Booked]:
+            after, record = book_keeping.record_failure(account, failure, rules, now)
+            return after, Booked(record, after is not account)
+
+        return self._change(component_id, change)
+
+    def record_failures(self, failures: Iterable[tuple[str, Failure, Rules]]) -> list[Booked]:
+        """Many at once, durable together."""
+        with self._store.batch():
+            return [self.record_failure(*failure) for failure in failures]
+
+    def book(
+        self, component_id: str, failure: Failure, decision: Decision, rules: Rules, at: Moment
+    ) -> Booked:
+        """Put a decision on record that was taken while the store was away, once."""
+        split_invocation(failure.invocation)
+
+        def change(account: Account) -> tuple[Account, Booked]:
+            after, record = book_keeping.book(account, failure, decision, rules, at)
+            return after, Booked(record, after is not account)
+
+        return self._change(component_id, change)
+
+    def set_effect(self, component_id: str, invocation: str, effect: str) -> None:
+        """A decision was ``scheduled`` or is ``done``."""
+        now = self._clock()
+        self._change(
+            component_id,
+            lambda account: (book_keeping.set_effect(account, invocation, effect, now), None),
+        )
+
+    def set_effects(self, effects: Sequence[tuple[str, str, str]]) -> None:
+        """Many at once, durable together."""
+        if not effects:
+            return
+        with self._store.batch():
+            for effect in effects:
+                self.set_effect(*effect)
+
+    def refund(self, component_id: str, invocation: str, rules: Rules, why: str) -> Record | None:
+        """Give the restart after this failure back to the window, as far as that may be."""
+        now = self._clock()
+        return self._change(
+            component_id, lambda account: book_keeping.refund(account, invocation, rules, now, why)
+        )
+
+    def record_manual(self, component_id: str, invocation: str, by: str) -> Record:
+        """A person started this run; never counted."""
+        now = self._clock()
+        return self._change(
+            component_id, lambda account: book_keeping.record_manual(account, invocation, now, by)
+        )
+
+    def note(self, component_ids: Iterable[str], action: str, by: str, text: str = "") -> None:
+        """A person paused, resumed or restarted these; durable together."""
+        now = self._clock()
+        with self._store.batch():
+            for component_id in component_ids:
+                self._change(
+                    component_id,
+                    lambda account: (book_keeping.note(account, action, now, by, text), None),
+                )
+
+    def reset(self, component_id: str, by: str = "") -> None:
+        """Clear count, window, backoff and the mark of failure; the history stays."""
+        now = self._clock()
+        self._change(component_id, lambda account: (book_keeping.reset(account, now, by), None))
+
+    # Reading
+
+    def account(self, component_id: str) -> Account:
+        """The worker's account; an empty one if nothing is on record."""
+        component = parse_component(component_id).component_id
+        doc = self._store.get(POLICY_LEDGER, self._key(component))
+        return book_keeping.from_doc(doc) if doc else Account(component, self._host)
+
+    def accounts(self) -> list[Account]:
+        """Every account of this host."""
+        where = {"host": self._host}
+        return [book_keeping.from_doc(doc) for doc in self._store.find(POLICY_LEDGER, where)]
+
+    def unfinished(self) -> list[tuple[Account, Record]]:
+        """Decisions that nobody has reported done: what the reconciler looks into."""
+        return [
+            (account, record)
+            for account in self.accounts()
+            for record in account.records
+            if record.effect != "done"
+        ]
+
+    def statistics(self, component_id: str, window_s: float) -> Statistics:
+        return book_keeping.statistics(self.account(component_id), window_s, self._clock())
+
+    # The operations of the seeds, by their names
+
+    def get_restart_state(self, component_id: str) -> tuple[int, int | None]:
+        """(restart_count, last_restart_wall_ms); (0, None) where there is no record."""
+        account = self.account(component_id)
+        return account.restart_count, account.last_restart_wall_ms
+
+    def increment_restart_count(self, component_id: str) -> None:
+        """Count one restart, now."""
+        now = self._clock()
+        self._change(component_id, lambda account: (book_keeping.increment(account, now), None))
+
+    def reset_restart_count(self, component_id: str) -> None:
+        """The same as ``reset``."""
+        self.reset(component_id)
+
+    def mark_failed_permanent(self, component_id: str, failure_reason: str) -> None:
+        """Record that it failed for good and why; the count is kept."""
+        now = self._clock()
+        self._change(
+            component_id,
+            lambda account: (book_keeping.mark_failed(account, failure_reason, now), None),
+        )
+
+    def remove_restart_state(self, component_id: str) -> None:
+        """Forget the worker altogether: it was removed from the configuration."""
+        key = self._key(parse_component(component_id).component_id)
+        while doc := self._store.get(POLICY_LEDGER, key):
+            try:
+                self._store.delete(POLICY_LEDGER, key, doc["_rev"])
+            except StaleRevision:
+                continue
+
+    def _key(self, component_id: str) -> str:
+        return f"{component_id}@{self._host}" if self._host else component_id
+
+    def _change(self, component_id: str, change: Callable[[Account], tuple[Account, T]]) -> T:
+        """Apply ``change`` to the account as it is at the moment of writing."""
+        component = parse_component(component_id).component_id
+        key = self._key(component)
+        for _ in range(_TRIES):
+            doc = self._store.get(POLICY_LEDGER, key)
+            before = book_keeping.from_doc(doc) if doc else Account(component, self._host)
+            after, result = change(before)
+            if after is before:
+                return result
+            # Fields of a newer version survive an older one's writing.
+            new = {**(doc or {"_key": key}), **book_keeping.to_doc(after)}
+            try:
+                if doc:
+                    self._store.replace(POLICY_LEDGER, new)
+                else:
+                    self._store.insert(POLICY_LEDGER, new)
+            except (KeyExists, StaleRevision):
+                continue
+            return result
+        raise StoreUnavailable(f"{POLICY_LEDGER}/{key} changed {_TRIES} times under our hands")

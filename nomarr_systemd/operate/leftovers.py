@@ -1,0 +1,101 @@
+"""What workers leave behind outside the configuration: files in systemd's directory, masks, links
+of enabled units, pipes, accounts, loaded units and timers. Finding them again is how an ``apply``
+that was killed is completed by the next one.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from nomarr_systemd.core.errors import BadName
+from nomarr_systemd.core.ids import UNIT_PREFIX, UNIT_SUFFIX, Component, parse_component
+from nomarr_systemd.host.files import remove
+from nomarr_systemd.host.holds import Holds
+from nomarr_systemd.host.layout import Paths
+from nomarr_systemd.systemd.manager import ManagerError
+
+_RESTART: Final = "nomarr-restart@"
+_TIMEOUT_S: Final = 60.0
+
+
+def find_workers(directory: str, paths: Paths) -> set[Component]:
+    """Every worker that has a trace anywhere, configured or not."""
+    names = [*_unit_files(directory), *Holds(paths.hold).instances(), *_listed(paths.health)]
+    names += [name.removesuffix(".json") for name in _listed(f"{paths.state}/public")]
+    names += _loaded(user=paths.user)
+    return {worker for name in names if (worker := _worker_of(name))}
+
+
+def find_masks(directory: str) -> set[Component]:
+    """Workers whose unit is masked for good."""
+    return {
+        worker
+        for name in _listed(directory)
+        if os.path.islink(path := os.path.join(directory, name))
+        and os.readlink(path) == "/dev/null"
+        and (worker := _worker_of(name))
+    }
+
+
+def remove_files(directory: str, workers: Iterable[Component]) -> None:
+    """Masks and links of enabled units. Drop-ins that are not ours stay: somebody wrote them."""
+    units = {worker.unit for worker in workers}
+    for place in (directory, *_wants(directory)):
+        for name in _listed(place):
+            path = os.path.join(place, name)
+            if name in units and os.path.islink(path):
+                remove(path)
+        if place != directory and not _listed(place):
+            os.rmdir(place)  # as systemctl disable does
+
+
+def _unit_files(directory: str) -> Iterator[str]:
+    for place in (directory, *_wants(directory)):
+        for name in _listed(place):
+            path = os.path.join(place, name)
+            # A drop-in directory of somebody else's is no trace of ours.
+            if name.endswith(".d") and not os.path.exists(f"{path}/20-nomarr.conf"):
+                continue
+            yield name.removesuffix(".d")
+
+
+def _wants(directory: str) -> list[str]:
+    suffixes = (".wants", ".requires")
+    return [f"{directory}/{name}" for name in _listed(directory) if name.endswith(suffixes)]
+
+
+def _listed(directory: str) -> list[str]:
+    try:
+        return sorted(os.listdir(directory))
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return []
+
+
+def _loaded(*, user: bool) -> list[str]:
+    """Units that run, wait, or have failed; one that is merely known is no trace."""
+    scope = ["--user"] if user else []
+    command = ["systemctl", *scope, "list-units", "--all", "--plain", "--no-legend", "--full"]
+    patterns = [f"{UNIT_PREFIX}*{UNIT_SUFFIX}", f"{_RESTART}*"]
+    try:
+        done = subprocess.run(
+            [*command, *patterns], capture_output=True, text=True, check=True, timeout=_TIMEOUT_S
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ManagerError(f"systemctl list-units: {error}") from error
+    rows = [line.split(None, 4) for line in done.stdout.splitlines()]
+    return [row[0] for row in rows if len(row) >= 3 and row[2] != "inactive"]
+
+
+def _worker_of(name: str) -> Component | None:
+    """The worker of a unit, a timer, a file or a pipe."""
+    if name.startswith(_RESTART):
+        name = name.removeprefix(_RESTART).removesuffix(".timer").removesuffix(UNIT_SUFFIX)
+    elif "@" in name and not name.startswith(UNIT_PREFIX):
+        return None
+    try:
+        return parse_component(name)
+    except BadName:
+        return None

@@ -1,0 +1,271 @@
+"""The store of one host: a SQLite file per domain, durable at every commit.
+
+A collection is a table of key, revision and JSON body; what is looked up is indexed by expression.
+How the file is opened, locked and saved from corruption is in ``sqlitefile``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from nomarr_systemd.core.errors import StaleRevision, StoreError
+from nomarr_systemd.store.protocol import (
+    DOMAINS,
+    POLICY_LEDGER,
+    Doc,
+    Domain,
+    Equal,
+    check_field,
+    check_key,
+    check_number,
+    check_where,
+    check_words,
+    encode,
+    new_keys,
+)
+from nomarr_systemd.store.publish import Publisher
+from nomarr_systemd.store.sqlite.file import SqliteFile
+
+SCHEMA_VERSION: Final = 1
+FILES: Final[dict[Domain, str]] = {"policy": "ledger.db", "work": "work/work.db"}
+
+
+class SqliteStore:
+    """``Store`` on SQLite. Use one per thread; any number of processes may share the file."""
+
+    def __init__(
+        self,
+        directory: str,
+        domain: Domain,
+        *,
+        publisher: Publisher | None = None,
+        patience_s: float = 2.0,
+    ) -> None:
+        self._collections = {collection.name for collection in DOMAINS[domain]}
+        self._publisher = publisher
+        self._unpublished: set[str] | None = None  # during a batch: shown once it is durable
+        self._file = SqliteFile(
+            os.path.join(directory, FILES[domain]),
+            version=SCHEMA_VERSION,
+            schema=tuple(_schema(domain)),
+            patience_s=patience_s,
+        )
+        self._file.run(lambda db: db.execute("SELECT 1 FROM sqlite_master").fetchone())
+
+    @property
+    def path(self) -> str:
+        return self._file.path
+
+    def get(self, collection: str, key: str) -> Doc | None:
+        sql = f"SELECT key, rev, body FROM {self._table(collection)} WHERE key = ?"
+        check_key(key)
+        row = self._file.run(lambda db: db.execute(sql, (key,)).fetchone())
+        return self._load(collection, row) if row else None
+
+    def insert(self, collection: str, doc: Doc) -> str:
+        key, rev, body = check_key(doc.get("_key")), _new_rev(), encode(doc)
+        self._write(f"INSERT INTO {self._table(collection)} VALUES (?, ?, ?)", key, rev, body)
+        self._written(collection, key)
+        return rev
+
+    def replace(self, collection: str, doc: Doc) -> str:
+        sql = f"UPDATE {self._table(collection)} SET rev = ?, body = ? WHERE key = ? AND rev = ?"
+        key, rev, body = check_key(doc.get("_key")), _new_rev(), encode(doc)
+        if not self._write(sql, rev, body, key, doc.get("_rev")):
+            raise StaleRevision(f"{collection}/{key} was changed or removed meanwhile")
+        self._written(collection, key)
+        return rev
+
+    def delete(self, collection: str, key: str, rev: str | None = None) -> bool:
+        sql = f"DELETE FROM {self._table(collection)} WHERE key = ?"
+        check_key(key)
+        if rev is None:
+            gone = self._write(sql, key) > 0
+        else:
+            gone = self._write(f"{sql} AND rev = ?", key, rev) > 0
+            if not gone and self.get(collection, key):
+                raise StaleRevision(f"{collection}/{key} was changed meanwhile")
+        if gone:
+            self._written(collection, key)
+        return gone
+
+    def find(
+        self,
+        collection: str,
+        where: Equal | None = None,
+        *,
+        order: str = "_key",
+        descending: bool = False,
+        limit: int | None = None,
+        after: str | None = None,
+    ) -> list[Doc]:
+        sql = f"SELECT key, rev, body FROM {self._table(collection)}"
+        conditions: list[str] = []
+        values: list[str | int] = []
+        for field, value in check_where(where).items():
+            condition, compared = _equals(field, value)
+            conditions.append(condition)
+            values += compared
+        if after is not None:
+            conditions.append("key > ?")
+            values.append(after)
+        if conditions:
+            sql += f" WHERE {' AND '.join(conditions)}"
+        direction = "DESC" if descending else "ASC"
+        sql += f" ORDER BY {_column(order)} {direction}, key {direction}"
+        if limit is not None:
+            sql += f" LIMIT {min(max(0, int(limit)), 2**62)}"
+        rows = self._file.run(lambda db: db.execute(sql, values).fetchall())
+        docs = [self._load(collection, row) for row in rows]
+        return [doc for doc in docs if doc is not None]
+
+    def count(self, collection: str, where: Equal) -> int:
+        # Without find()'s second look at the type, which would read every document: a word is
+        # neither a number nor an object's text, so the index knows it all.
+        conditions = " AND ".join(f"{_column(field)} = ?" for field in check_words(where))
+        sql = f"SELECT count(*) FROM {self._table(collection)} WHERE {conditions or 'TRUE'}"
+        values = tuple(where.values())
+        return self._file.run(lambda db: int(db.execute(sql, values).fetchone()[0]))
+
+    def add(self, collection: str, docs: Sequence[Doc]) -> int:
+        sql = f"INSERT OR IGNORE INTO {self._table(collection)} VALUES (?, ?, ?)"
+        rows = [(check_key(doc.get("_key")), _new_rev(), encode(doc)) for doc in docs]
+        with contextlib.nullcontext() if self._file.in_transaction else self.batch():
+            added = max(0, self._file.run(lambda db: db.executemany(sql, rows).rowcount))
+        for key, _, _ in rows:
+            self._written(collection, key)
+        return added
+
+    def append(self, collection: str, docs: Sequence[Doc]) -> None:
+        sql = f"INSERT INTO {self._table(collection)} VALUES (?, ?, ?)"
+        keys = new_keys(len(docs))
+        rows = [(key, _new_rev(), encode(doc)) for key, doc in zip(keys, docs, strict=True)]
+        with contextlib.nullcontext() if self._file.in_transaction else self.batch():
+            self._file.run(lambda db: db.executemany(sql, rows))
+
+    def prune(self, collection: str, field: str, below: int) -> int:
+        sql = f"DELETE FROM {self._table(collection)} WHERE {_column(field)} < ?"
+        check_number(below)
+        return self._write(f"{sql} AND {_type(field)} IN ('integer', 'real')", below)
+
+    @contextlib.contextmanager
+    def batch(self) -> Iterator[None]:
+        if self._unpublished is not None:
+            raise StoreError("a batch cannot hold another")
+        unpublished: set[str] = set()
+        try:
+            with self._file.transaction():
+                self._unpublished = unpublished
+                yield
+        finally:
+            self._unpublished = None
+        for key in sorted(unpublished):
+            self._publish(key)
+
+    def publish_all(self) -> None:
+        keys = [doc["_key"] for doc in self.find(POLICY_LEDGER)]
+        for key in keys:
+            self._publish(key)
+        if self._publisher is not None:
+            self._publisher.remove_others(keys)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _write(self, sql: str, *values: object) -> int:
+        return self._file.run(lambda db: db.execute(sql, values).rowcount)
+
+    def _load(self, collection: str, row: tuple[str, str, str]) -> Doc | None:
+        key, rev, body = row
+        try:
+            doc = json.loads(body)
+        except ValueError:
+            doc = None
+        except RecursionError as error:
+            raise StoreError(f"{collection}/{key} is nested too deeply to be read") from error
+        if not isinstance(doc, dict):
+            self._bury(collection, key, rev)
+            return None
+        doc["_key"], doc["_rev"] = key, rev
+        return doc
+
+    def _bury(self, collection: str, key: str, rev: str) -> None:
+        """Put a document that is no JSON aside, alone: the file is sound and so are the others."""
+        import logging  # a rare and loud path; the usual start-up should not pay for the import
+
+        table = self._table(collection)
+        columns = f"SELECT '{collection}', key, rev, body FROM {table} WHERE key = ? AND rev = ?"
+        with contextlib.nullcontext() if self._file.in_transaction else self.batch():
+            self._write(f"INSERT INTO damaged {columns}", key, rev)
+            self._write(f"DELETE FROM {table} WHERE key = ? AND rev = ?", key, rev)
+        logging.getLogger("nomarr.store").critical(
+            "%s/%s in %s is not JSON. It was moved to the table 'damaged' and begins again.",
+            *(collection, key, self.path),
+        )
+
+    def _table(self, collection: str) -> str:
+        if collection not in self._collections:
+            raise StoreError(f"{self.path} has no collection {collection!r:.80}")
+        return f'"{collection}"'
+
+    def _written(self, collection: str, key: str) -> None:
+        if collection != POLICY_LEDGER:
+            return
+        if self._unpublished is not None:
+            self._unpublished.add(key)
+        else:
+            self._publish(key)
+
+    def _publish(self, key: str) -> None:
+        if self._publisher is not None:
+            self._publisher.publish(key, lambda: self._body(key))
+
+    def _body(self, key: str) -> str | None:
+        sql = f'SELECT body FROM "{POLICY_LEDGER}" WHERE key = ?'
+        row = self._file.run(lambda db: db.execute(sql, (key,)).fetchone())
+        return str(row[0]) if row else None
+
+
+def _schema(domain: Domain) -> Iterator[str]:
+    yield "CREATE TABLE damaged (collection TEXT, key TEXT, rev TEXT, body)"
+    for name, indexes in DOMAINS[domain]:
+        yield (
+            f'CREATE TABLE "{name}"'
+            " (key TEXT PRIMARY KEY NOT NULL, rev TEXT NOT NULL, body TEXT NOT NULL)"
+        )
+        for number, fields in enumerate(indexes):
+            columns = ", ".join([*map(_column, fields), "key"])
+            yield f'CREATE INDEX "{name}_{number}" ON "{name}"({columns})'
+
+
+def _column(field: str) -> str:
+    return "key" if check_field(field) == "_key" else f"json_extract(body, '$.{field}')"
+
+
+def _type(field: str) -> str:
+    return "typeof(key)" if field == "_key" else f"json_type(body, '$.{field}')"
+
+
+def _equals(field: str, value: str | int | None) -> tuple[str, list[str | int]]:
+    """The condition and its values. JSON's types are kept apart, where SQLite takes true for 1,
+    an object for its text, and a text with a NUL in it for what stands before."""
+    column = _column(field)
+    if value is None:
+        return f"{column} IS NULL", []
+    if field == "_key":
+        return f"{column} = ?", [value]
+    if isinstance(value, int):
+        return f"{column} = ? AND {_type(field)} IN ('integer', 'real')", [value]
+    exactly, text = f"body -> '$.{field}' = ?", json.dumps(value, ensure_ascii=False)
+    if "\0" in value:
+        return exactly, [text]
+    return f"{column} = ? AND {exactly}", [value, text]
+
+
+def _new_rev() -> str:
+    """Random, so that no revision ever comes back, not even after delete and insert."""
+    return os.urandom(8).hex()

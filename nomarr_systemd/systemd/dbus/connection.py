@@ -1,0 +1,206 @@
+"""systemd's manager over D-Bus: its own socket where we may use it, else the message bus.
+
+A synchronous client of a few calls. ``systemctl`` does the same in a process of its own, which
+takes longer than all the rest of a restart; the libraries that are there take as long to import.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Sequence
+from struct import Struct
+from typing import Any, Final, NamedTuple
+
+from nomarr_systemd.core.errors import NomarrError
+from nomarr_systemd.systemd.dbus.wire import Reader, Writer, split
+
+PATH: Final = "/org/freedesktop/systemd1"
+MANAGER: Final = "org.freedesktop.systemd1.Manager"
+PROPERTIES: Final = "org.freedesktop.DBus.Properties"
+MAX_MESSAGE: Final = 1 << 27  # the protocol's own limit
+COMES_BACK_S: Final = 5.0  # a manager that executes itself anew answers again by then
+_NAME: Final = "org.freedesktop.systemd1"
+_DBUS: Final = "org.freedesktop.DBus"
+_CALL, _RETURN, _ERROR = 1, 2, 3
+_FIELD_PATH, _FIELD_INTERFACE, _FIELD_MEMBER = 1, 2, 3
+_FIELD_ERROR, _FIELD_REPLY_TO, _FIELD_DESTINATION, _FIELD_SIGNATURE = 4, 5, 6, 8
+_HEADER: Final = Struct("<BBBBIII")  # also the length of the fields that follow
+
+
+class BusError(NomarrError):
+    """The manager refused, by the name that D-Bus has for it, or cannot be reached."""
+
+    code = "systemd"
+
+    def __init__(self, message: str, name: str = "") -> None:
+        super().__init__(message)
+        self.name = name
+
+
+class Call(NamedTuple):
+    """One method call: of an interface, of an object, with arguments of these types."""
+
+    member: str
+    signature: str = ""
+    arguments: tuple[Any, ...] = ()
+    path: str = PATH
+    interface: str = MANAGER
+
+
+class Bus:
+    """One connection, made at the first call and again after it broke."""
+
+    def __init__(self, *, user: bool = False, timeout_s: float = 60.0) -> None:
+        self._user = user
+        self._timeout_s = timeout_s
+        self._socket: socket.socket | None = None
+        self._serial = 0
+        self._read = b""
+
+    def call(self, call: Call) -> list[Any]:
+        """The values of the answer; BusError if it is an error."""
+        answer = self.call_all([call])[0]
+        if isinstance(answer, BusError):
+            raise answer
+        return answer
+
+    def call_all(self, calls: Sequence[Call]) -> list[list[Any] | BusError]:
+        """Many calls, each answered or refused, for the price of one round trip.
+
+        If the manager hangs up (it executes itself anew at an upgrade) all are sent again when it
+        is back: none of ours does harm when done twice.
+        """
+        ends = time.monotonic() + COMES_BACK_S
+        while True:
+            try:
+                return self._exchange(self._socket or self._connect(), calls)
+            except (OSError, ValueError) as error:
+                self.close()
+                if not isinstance(error, ConnectionError) or time.monotonic() > ends:
+                    raise BusError(f"systemd does not answer: {error}") from error
+            time.sleep(0.01)
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+        self._read = b""
+
+    def _exchange(self, link: socket.socket, calls: Sequence[Call]) -> list[list[Any] | BusError]:
+        first = self._serial + 1
+        self._serial += len(calls)
+        link.sendall(b"".join(_encode_call(call, first + n) for n, call in enumerate(calls)))
+        answers: dict[int, list[Any] | BusError] = {}
+        while len(answers) < len(calls):
+            kind, fields, body = self._receive(link)
+            serial = fields.get(_FIELD_REPLY_TO)
+            if not isinstance(serial, int) or serial < first:
+                continue  # a signal, or the answer to a call that was given up
+            values = Reader(body).read_all(str(fields.get(_FIELD_SIGNATURE, "")))
+            if kind == _ERROR:
+                name = str(fields.get(_FIELD_ERROR, ""))
+                answers[serial] = BusError(str(values[0]) if values else name, name)
+            else:
+                answers[serial] = values
+        return [answers[first + n] for n in range(len(calls))]
+
+    def _connect(self) -> socket.socket:
+        """Say who we are; the message bus, unlike the manager, also wants to be greeted."""
+        last: OSError = FileNotFoundError("no socket of systemd's")
+        for path, is_bus in _places(user=self._user):
+            link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            link.settimeout(self._timeout_s)
+            try:
+                link.connect(path)
+            except OSError as error:
+                link.close()
+                # A socket that nobody listens on is one of a manager that is about to come back.
+                if not isinstance(last, ConnectionRefusedError):
+                    last = type(error)(error.errno, error.strerror, path)
+                continue
+            self._socket = link
+            # All in one piece: systemd overlooks a call that comes together with the BEGIN, so the
+            # first is sent when the answers tell that it has been read.
+            uid = str(os.getuid()).encode().hex()
+            link.sendall(f"\0AUTH EXTERNAL {uid}\r\nNEGOTIATE_UNIX_FD\r\nBEGIN\r\n".encode())
+            line = self._take_line(link)
+            if not line.startswith(b"OK "):
+                raise PermissionError(f"{path} does not let us in: {line!r:.80}")
+            self._take_line(link)
+            if is_bus:
+                hello = Call("Hello", path="/org/freedesktop/DBus", interface=_DBUS)
+                self._exchange(link, [hello])
+            return link
+        raise last
+
+    def _fill(self, link: socket.socket, wanted: int) -> None:
+        """Have at least so many bytes at hand."""
+        while len(self._read) < wanted:
+            piece = link.recv(1 << 16)
+            if not piece:
+                raise ConnectionError("it hung up")
+            self._read += piece
+
+    def _take_line(self, link: socket.socket) -> bytes:
+        while b"\r\n" not in self._read[:4096]:
+            if len(self._read) > 4096:
+                raise ValueError("it does not speak D-Bus")
+            self._fill(link, len(self._read) + 1)
+        line, _, self._read = self._read.partition(b"\r\n")
+        return line
+
+    def _receive(self, link: socket.socket) -> tuple[int, dict[int, Any], bytes]:
+        """The next message: its kind, its header's fields, its body."""
+        self._fill(link, _HEADER.size)
+        order, kind, _flags, version, length, _serial, fields = _HEADER.unpack_from(self._read)
+        if order != ord("l") or version != 1 or length + fields > MAX_MESSAGE:
+            raise ValueError("it does not speak our D-Bus")
+        begins = (_HEADER.size + fields + 7) & ~7
+        self._fill(link, begins + length)
+        message, self._read = self._read[: begins + length], self._read[begins + length :]
+        if kind not in (_RETURN, _ERROR):
+            return kind, {}, b""  # on its own socket the manager tells everybody everything
+        reader = Reader(message, _HEADER.size - 4)
+        return kind, dict(reader.read("a(yv)")), message[begins:]
+
+
+def _places(*, user: bool) -> tuple[tuple[str, bool], ...]:
+    """The manager's own socket, which is for its user alone, then the bus, for everybody."""
+    if not user:
+        return ("/run/systemd/private", False), ("/run/dbus/system_bus_socket", True)
+    runtime = os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
+    return (f"{runtime}/systemd/private", False), (f"{runtime}/bus", True)
+
+
+def unit_path(name: str) -> str:
+    """The object that a unit is."""
+    escaped = "".join(
+        chr(byte) if chr(byte).isalnum() and byte < 128 else f"_{byte:02x}"
+        for byte in name.encode()
+    )
+    # A digit may not come first.
+    if escaped[:1].isdigit():
+        escaped = f"_{ord(escaped[0]):02x}{escaped[1:]}"
+    return f"{PATH}/unit/{escaped}"
+
+
+def _encode_call(call: Call, serial: int) -> bytes:
+    body = Writer()
+    for kind, value in zip(split(call.signature), call.arguments, strict=True):
+        body.write(kind, value)
+    destination = _DBUS if call.interface == _DBUS else _NAME
+    fields: list[tuple[int, tuple[str, str]]] = [
+        (_FIELD_PATH, ("o", call.path)),
+        (_FIELD_INTERFACE, ("s", call.interface)),
+        (_FIELD_MEMBER, ("s", call.member)),
+        (_FIELD_DESTINATION, ("s", destination)),
+    ]
+    if call.signature:
+        fields.append((_FIELD_SIGNATURE, ("g", call.signature)))
+    head = Writer()
+    head.data += _HEADER.pack(ord("l"), _CALL, 0, 1, len(body.data), serial, 0)[:-4]
+    head.write("a(yv)", fields)
+    head.align(8)
+    return bytes(head.data + body.data)

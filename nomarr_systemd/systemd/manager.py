@@ -1,0 +1,280 @@
+"""systemd's manager, the system's or a user's: what it is asked and told.
+
+Questions, starts and timers go over its bus; what changes files or is waited for goes through
+``systemctl``. When to do what is decided above. Names of units come from core.ids.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, Literal
+
+from nomarr_systemd.core.errors import NomarrError
+from nomarr_systemd.core.ids import Component
+from nomarr_systemd.systemd.dbus.connection import (
+    MANAGER,
+    PROPERTIES,
+    Bus,
+    BusError,
+    Call,
+    unit_path,
+)
+
+TARGET: Final = "nomarr-workers.target"
+SUPERVISOR: Final = "nomarr-supervisor.service"
+SHUTDOWN: Final = "shutdown.target"  # has a job while the system, or a user's manager, goes down
+_TIMEOUT_S: Final = 60.0
+_NOT_LOADED: Final = 5  # systemctl's exit status for a unit to stop that is not there
+_NO_LIMIT: Final = 2**64 - 1
+_INTERFACE: Final = "org.freedesktop.systemd1."
+# Properties that every unit has; others are those of its kind.
+_EVERY_UNITS: Final = frozenset(
+    (
+        *("ActiveEnterTimestampMonotonic", "ActiveState", "BindsTo", "ConditionResult"),
+        *("ConditionTimestampMonotonic",),
+        *("InvocationID", "Job", "LoadError", "LoadState", "Requires", "Requisite", "SubState"),
+        *("UnitFileState",),
+    )
+)
+_GONE: Final = (
+    *("org.freedesktop.DBus.Error.UnknownInterface", "org.freedesktop.DBus.Error.UnknownProperty"),
+    "org.freedesktop.DBus.Error.UnknownObject",
+)
+_REPLACE_TRIES: Final = 100
+
+
+class ManagerError(NomarrError):
+    """systemd refused or could not be reached."""
+
+    code = "systemd"
+
+
+class Refused(ManagerError):
+    """systemd is there and says no: to this, and to nothing else."""
+
+
+class NotLoaded(Refused):
+    """systemd knows of no such unit now."""
+
+
+class AlreadyThere(Refused):
+    """A unit of that name is loaded."""
+
+
+class Masked(Refused):
+    """Somebody has seen to it that it does not start."""
+
+
+_ERRORS: Final[Mapping[str, type[Refused]]] = {
+    "org.freedesktop.systemd1.NoSuchUnit": NotLoaded,
+    "org.freedesktop.systemd1.UnitExists": AlreadyThere,
+    "org.freedesktop.systemd1.UnitMasked": Masked,
+}
+
+
+class Manager:
+    """One service manager. Every method may raise ManagerError."""
+
+    def __init__(self, *, user: bool = False) -> None:
+        self._scope = ("--user",) if user else ()
+        self._bus = Bus(user=user, timeout_s=_TIMEOUT_S)
+        self._started_us: int | None = None
+
+    def show(self, units: Sequence[str], properties: Sequence[str]) -> dict[str, dict[str, str]]:
+        """The properties of each unit as texts, by the name it was asked by; one trip for all.
+
+        What a unit of its kind does not have is empty.
+        """
+        calls = [
+            Call("Get", "ss", (_interface_of(unit, name), name), unit_path(unit), PROPERTIES)
+            for unit in units
+            for name in properties
+        ]
+        answers = iter(self._ask_all(calls))
+        return {unit: {name: _as_text(next(answers)) for name in properties} for unit in units}
+
+    def show_manager(self, *properties: str) -> dict[str, str]:
+        """Properties of the manager itself."""
+        calls = [Call("Get", "ss", (MANAGER, name), interface=PROPERTIES) for name in properties]
+        return dict(zip(properties, map(_as_text, self._ask_all(calls)), strict=True))
+
+    def list_failed(self, pattern: str) -> list[str]:
+        """The loaded units of this pattern that are ``failed``."""
+        found = self._ask(Call("ListUnitsByPatterns", "asas", (["failed"], [pattern])))
+        return [row[0] for row in found[0]]
+
+    def start(self, unit: str) -> None:
+        """Queue a start and do not wait for it."""
+        self._ask(Call("StartUnit", "ss", (unit, "replace")))
+
+    def begin_stop(self, unit: str) -> None:
+        """Queue a stop and do not wait for it; one that is not there is stopped."""
+        with contextlib.suppress(NotLoaded):
+            self._ask(Call("StopUnit", "ss", (unit, "replace")))
+
+    def cancel_timer(self, component: Component) -> None:
+        """Take the timer of a restart away."""
+        self.begin_stop(timer_of(component))
+
+    def stop(self, units: Iterable[str]) -> None:
+        """Stop what is there; a unit that is not loaded is stopped already."""
+        self._call("systemctl", "stop", *units, fine=(0, _NOT_LOADED))
+
+    def mask(self, units: Iterable[str]) -> None:
+        """Mask them all with one reload, and see that it is so."""
+        names = list(units)
+        self._call("systemctl", "mask", "--quiet", *names)
+        for name, shown in self.show(names, ["LoadState"]).items():
+            if shown["LoadState"] != "masked":
+                raise Refused(
+                    f"{name} cannot be masked: a file of that name is in the way",
+                    hint=f"systemctl cat {name} shows it; move it away",
+                )
+
+    def unmask(self, units: Iterable[str]) -> None:
+        self._call("systemctl", "unmask", "--quiet", *units)
+
+    def reset_failed(self, units: Iterable[str]) -> None:
+        """Forget that they failed; one that nobody has loaded has not."""
+        for unit in units:
+            with contextlib.suppress(NotLoaded):
+                self._call("systemctl", "reset-failed", unit)
+
+    def reload(self) -> None:
+        self._call("systemctl", "daemon-reload")
+
+    def reload_or_start(self, unit: str) -> None:
+        """Have it read its configuration again, or begin; waits until it is ready."""
+        self._call("systemctl", "reload-or-restart", unit)
+
+    def schedule_restart(self, component: Component, due_ms: int) -> None:
+        """A timer that starts ``nomarr-restart@`` once, at this CLOCK_MONOTONIC time.
+
+        By OnStartupSec=, an absolute time: OnActiveSec= begins again at every daemon-reload. It
+        stays when it has elapsed, so that one that is gone was cancelled. One that is there
+        already is replaced.
+        """
+        if self._started_us is None:
+            shown = self.show_manager("UserspaceTimestampMonotonic")
+            self._started_us = int(shown["UserspaceTimestampMonotonic"])
+        # Whole milliseconds, or a daemon-reload would round it.
+        since_start_us = max(0, due_ms - self._started_us // 1000) * 1000
+        settings = [
+            ("Description", ("s", f"Nomarr backoff of worker {component.instance}")),
+            ("TimersMonotonic", ("a(st)", [("OnStartupSec", since_start_us)])),
+            ("AccuracyUSec", ("t", 10_000)),
+            ("RemainAfterElapse", ("b", True)),
+            ("PartOf", ("as", [component.unit, TARGET])),
+        ]
+        arguments: tuple[Any, ...] = (timer_of(component), "replace", settings, [])
+        for _ in range(_REPLACE_TRIES):
+            try:
+                self._ask(Call("StartTransientUnit", "ssa(sv)a(sa(sv))", arguments))
+                return
+            except AlreadyThere:
+                self.cancel_timer(component)  # unloaded as soon as the manager comes round to it
+                time.sleep(0.002)
+        raise Refused(f"{timer_of(component)} is there and cannot be replaced")
+
+    def timer_state(self, component: Component) -> str:
+        """``waiting``, ``running`` (its service too), ``elapsed``, or ``dead``: there is none."""
+        timer = timer_of(component)
+        # A manager with much to do has answered before it got round to start it. First the job,
+        # then what has come of it, or both could be missed.
+        shown = self.show([timer], ["Job", "SubState"])[timer]
+        return "waiting" if shown["SubState"] == "dead" and shown["Job"] else shown["SubState"]
+
+    def close(self) -> None:
+        self._bus.close()
+
+    def _ask(self, call: Call) -> list[Any]:
+        return self._ask_all([call])[0]
+
+    def _ask_all(self, calls: Sequence[Call]) -> list[list[Any]]:
+        try:
+            answers = self._bus.call_all(calls)
+        except BusError as error:
+            raise ManagerError(str(error)) from error
+        found = []
+        for call, answer in zip(calls, answers, strict=True):
+            if not isinstance(answer, BusError):
+                found.append(answer)
+            elif call.interface == PROPERTIES and answer.name in _GONE:
+                found.append([""])
+            else:
+                kind = _ERRORS.get(answer.name, Refused)
+                what = " ".join(str(word) for word in call.arguments[:1])
+                raise kind(f"{call.member} {what}: {answer}")
+        return found
+
+    def _call(self, program: str, *arguments: str, fine: Sequence[int] = (0,)) -> None:
+        import subprocess  # slow to import, and no restart needs it
+
+        command = [program, *self._scope, *arguments]
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise ManagerError(f"{program} {arguments[0]}: {error}") from error
+        if done.returncode not in fine:
+            said = done.stderr.strip() or f"exit status {done.returncode}"
+            kind = NotLoaded if "not loaded" in said else Refused
+            raise kind(f"{program} {' '.join(arguments)[:200]}: {said}")
+
+
+def timer_of(component: Component) -> str:
+    return f"nomarr-restart@{component.instance}.timer"
+
+
+def monotonic_ms() -> int:
+    """The clock that systemd's timers go by."""
+    return time.monotonic_ns() // 1_000_000
+
+
+def _interface_of(unit: str, name: str) -> str:
+    kind = "Unit" if name in _EVERY_UNITS else unit.rpartition(".")[2].capitalize()
+    return f"{_INTERFACE}{kind}"
+
+
+def _as_text(answer: Sequence[Any]) -> str:
+    """A property as ``systemctl show`` writes it."""
+    match answer[0]:
+        case bool(value):
+            return "yes" if value else "no"
+        case bytes(value):
+            return value.hex()
+        case list(values):
+            return " ".join(map(str, values))
+        case (int(number), str()):  # a job
+            return str(number) if number else ""
+        case (str(name), str(text)):  # an error
+            return f'{name} "{text}"' if name else ""
+        case int(number) if number == _NO_LIMIT:
+            return "infinity"
+        case value:
+            return str(value)
+
+
+def queue(
+    verb: Literal["start", "stop", "restart", "try-restart"], units: Iterable[str], *, user: bool
+) -> None:
+    """Have systemd do it, in its own time; ManagerError if it refuses."""
+    names = list(units)
+    if not names:
+        return
+    import subprocess  # slow to import, and no restart needs it
+
+    scope = ["--user"] if user else []
+    command = ["systemctl", *scope, "--no-block", verb, *names]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ManagerError(f"systemctl {verb}: {error}") from error
+    if done.returncode not in ((0, _NOT_LOADED) if verb == "stop" else (0,)):
+        said = done.stderr.strip() or f"exit status {done.returncode}"
+        raise ManagerError(f"systemctl {verb}: {said[:500]}")
