@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 
 from nomarr_systemd.host.layout import make_programs
 from tests.bench.timing import report
-from tests.systemd.lab import CHECKOUT, Lab
+from tests.support.lab import CHECKOUT, Lab
 
 ROUNDS = 15
 DEBIAN_MODULES = "/usr/lib/python3/dist-packages"

@@ -21,8 +21,8 @@ from nomarr_systemd.core.frames import encode
 from nomarr_systemd.core.ids import Component
 from nomarr_systemd.supervisor.frame_ring import CAPACITY
 from tests.bench.timing import report
-from tests.process import supervision
-from tests.systemd.lab import Lab
+from tests.support import supervision
+from tests.support.lab import Lab
 
 FEW, MANY, MOST = 10, 200, 2000
 FRAME_S = 2.5

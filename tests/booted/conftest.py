@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.booted import installed, packages, trees
-from tests.booted.machine import Machine, MachineUnavailable
+from tests.support import installed, packages, trees
+from tests.support.machine import Machine, MachineUnavailable
 
 
 @pytest.fixture(scope="session")

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.booted import packages, trees
-from tests.booted.machine import Machine
+from tests.support import packages, trees
+from tests.support.machine import Machine
 
 USE_ARANGO = """\
 import os, subprocess, sys

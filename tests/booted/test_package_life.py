@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from nomarr_systemd.core.ids import parse_component
-from tests.booted import packages
-from tests.booted.installed import WORKERS
-from tests.booted.machine import STATE, Machine, MachineError, MachineUnavailable, unit_of
-from tests.booted.trees import SUITES
-from tests.process.supervision import Live
+from tests.support import packages
+from tests.support.installed import WORKERS
+from tests.support.machine import STATE, Machine, MachineError, MachineUnavailable, unit_of
+from tests.support.supervision import Live
+from tests.support.trees import SUITES
 
 CONFIG = f"""\
 [policy]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.booted.machine import Machine
+from tests.support.machine import Machine
 
 USER = "singer"
 

@@ -10,9 +10,9 @@ import time
 
 import pytest
 
-from tests.booted.installed import WORKERS
-from tests.booted.machine import STATE, Machine, unit_of
-from tests.booted.trees import SUITES
+from tests.support.installed import WORKERS
+from tests.support.machine import STATE, Machine, unit_of
+from tests.support.trees import SUITES
 
 # What can be seen from outside when the power goes.
 STEPS = ("killed", "failed", "pending", "booked", "carried-out")

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.booted.installed import WORKERS
-from tests.booted.machine import Machine, unit_of
+from tests.support.installed import WORKERS
+from tests.support.machine import Machine, unit_of
 
 
 def configure(machine: Machine, pool: str, program: str, policy: str, workers: int = 1) -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.booted import packages
-from tests.booted.installed import WORKERS
-from tests.booted.machine import STATE, Machine, MachineUnavailable, unit_of
+from tests.support import packages
+from tests.support.installed import WORKERS
+from tests.support.machine import STATE, Machine, MachineUnavailable, unit_of
 
 CONFIG = f"""\
 [policy]

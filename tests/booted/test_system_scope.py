@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.booted.installed import WORKERS
-from tests.booted.machine import STATE, Machine, unit_of
+from tests.support.installed import WORKERS
+from tests.support.machine import STATE, Machine, unit_of
 
 CONFIG = f"""\
 [policy]

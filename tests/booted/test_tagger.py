@@ -6,8 +6,8 @@ import json
 import re
 from typing import Any
 
-from tests.booted.machine import Machine
-from tests.booted.packages import CHECKOUT
+from tests.support.machine import Machine
+from tests.support.packages import CHECKOUT
 
 EXAMPLE = "/usr/share/doc/nomarr-systemd/examples/tagger"
 

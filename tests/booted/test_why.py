@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.booted.installed import WORKERS, write
-from tests.booted.machine import Machine, unit_of
+from tests.support.installed import WORKERS, write
+from tests.support.machine import Machine, unit_of
 
 RAISER = """\
 #!/usr/bin/python3 -I

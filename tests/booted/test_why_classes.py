@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.booted.installed import WORKERS, write
-from tests.booted.machine import Machine, unit_of
-from tests.systemd.test_deaths import ACTOR
+from tests.support.actor import ACTOR
+from tests.support.installed import WORKERS, write
+from tests.support.machine import Machine, unit_of
 
 # Here nobody comes back: each is looked at as it died.
 MORTAL = ACTOR.replace('if first:\n    open(once, "w").close()\n', "")

@@ -6,14 +6,8 @@ then each of them is the last one once.
 
 from __future__ import annotations
 
-import collections
-import concurrent.futures
 import json
 import os
-import re
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,11 +18,11 @@ from nomarr_systemd.ledger.ledger import Ledger
 from nomarr_systemd.ledger.spool import Spool
 from nomarr_systemd.store.publish import Publisher
 from nomarr_systemd.store.sqlite.store import SqliteStore
-from tests.process.test_spool import entry
+from tests.support.kill_points import at_each, kill, kill_points
+from tests.support.spooled import entry
 
 RULES = Rules(backoff_jitter=0)
 RUN = f"{7:032x}"
-CALLS = "pwrite64,write,fdatasync,fsync,rename,unlink,ftruncate,fchmod,mkdir,link,flock"
 
 BOOK = """
 import os, sys
@@ -49,7 +43,7 @@ store.close()
 SPOOL = """
 import sys
 from nomarr_systemd.ledger.spool import Spool
-from tests.process.test_spool import entry
+from tests.support.spooled import entry
 
 Spool(sys.argv[1]).write(entry(7))
 """
@@ -65,38 +59,6 @@ store = SqliteStore(os.path.join(sys.argv[1], "state"), "policy")
 Spool(os.path.join(sys.argv[1], "spool")).replay(Ledger(store), lambda _: Rules(backoff_jitter=0))
 store.close()
 """
-
-
-def trace(program: str, directory: Path, *inject: str) -> subprocess.CompletedProcess[str]:
-    log = directory.with_suffix(".strace")
-    command = ["strace", "-f", "-e", f"trace={CALLS}", "-o", str(log), *inject]
-    return subprocess.run(
-        [*command, sys.executable, "-B", "-c", program, str(directory)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
-def kill_points(program: str, directory: Path) -> list[tuple[str, int]]:
-    """Every call that one good run makes: its name and its number."""
-    done = trace(program, directory)
-    assert done.returncode == 0, done.stderr
-    log = directory.with_suffix(".strace").read_text()
-    counts = collections.Counter(re.findall(r"^\d+ +([a-z0-9]+)\(", log, re.MULTILINE))
-    return [(name, number) for name, count in counts.items() for number in range(1, count + 1)]
-
-
-def kill(program: str, directory: Path, name: str, number: int) -> None:
-    done = trace(program, directory, "-e", f"inject={name}:signal=SIGKILL:when={number}")
-    assert done.returncode in (-9, 137), (name, number, done.stderr)
-
-
-def at_each(points: list[tuple[str, int]], check: Callable[[str, int], None]) -> None:
-    """On all cores: nearly all of the time is Python starting under strace."""
-    with concurrent.futures.ThreadPoolExecutor(2 * (os.cpu_count() or 1)) as pool:
-        for result in [pool.submit(check, *point) for point in points]:
-            result.result()
 
 
 def ledger_at(directory: Path) -> tuple[SqliteStore, Ledger]:

@@ -12,21 +12,10 @@ import pytest
 
 from nomarr_systemd.core.death import Failure
 from nomarr_systemd.core.errors import BadName, StoreUnavailable
-from nomarr_systemd.core.policy import Rules, decide_blind
-from nomarr_systemd.core.time import Moment
 from nomarr_systemd.ledger.ledger import Ledger
-from nomarr_systemd.ledger.spool import Spool, Spooled
+from nomarr_systemd.ledger.spool import Spool
 from nomarr_systemd.store.sqlite.store import SqliteStore
-
-RULES = Rules(backoff_jitter=0)
-
-
-def entry(number: int, second: int = 0, instance: str = "tag-0") -> Spooled:
-    failure = Failure(f"{number:032x}", "core-dump", -11, run_ms=5)
-    at = Moment(1_700_000_000_000 + second * 1000, "b" * 32, second * 1000)
-    return Spooled(
-        f"worker:{instance.replace('-', ':')}", failure, decide_blind(failure, RULES), at
-    )
+from tests.support.spooled import RULES, entry
 
 
 @pytest.fixture
@@ -165,7 +154,7 @@ def test_an_entry_is_durable_before_it_has_its_name(spool: Spool, tmp_path: Path
     code = (
         "import sys\n"
         "from nomarr_systemd.ledger.spool import Spool\n"
-        "from tests.process.test_spool import entry\n"
+        "from tests.support.spooled import entry\n"
         "Spool(sys.argv[1]).write(entry(7))"
     )
     log = tmp_path / "log"

@@ -17,7 +17,7 @@ from nomarr_systemd.jobs.claims import CLAIMS, Claims, End
 from nomarr_systemd.jobs.settlement import failure_of
 from nomarr_systemd.store.protocol import Doc
 from nomarr_systemd.store.sqlite.store import SqliteStore
-from tests.process.supervision import PATIENCE_S, Lab, Live, make_lab
+from tests.support.supervision import PATIENCE_S, Lab, Live, make_lab
 
 LONG = 600.0  # a claim_timeout_s that has no part in a test
 

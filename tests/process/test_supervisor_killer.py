@@ -20,7 +20,7 @@ from nomarr_systemd.supervisor.disagreement import Facts, compare, read_facts, s
 from nomarr_systemd.supervisor.kill import Killer, Target, open_process, strike
 from nomarr_systemd.supervisor.loop import Loop
 from nomarr_systemd.supervisor.unit_queries import Answer
-from tests.process.supervision import PATIENCE_S
+from tests.support.supervision import PATIENCE_S
 
 RUN = "a" * 32
 STUBBORN = """

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from nomarr_systemd.core.health import HealthRules
-from tests.process.supervision import Lab, make_lab, status_of
+from tests.support.supervision import Lab, make_lab, status_of
 
 CALM = HealthRules(staleness_interval_s=3600, startup_timeout_s=3600)
 

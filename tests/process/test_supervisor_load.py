@@ -14,7 +14,7 @@ import pytest
 
 from nomarr_systemd.core.frames import encode
 from nomarr_systemd.core.health import HealthRules
-from tests.process.supervision import PATIENCE_S, Lab, make_lab, status_of
+from tests.support.supervision import PATIENCE_S, Lab, make_lab, status_of
 
 CALM = HealthRules(staleness_interval_s=3600, startup_timeout_s=3600)
 

@@ -17,7 +17,7 @@ from nomarr_systemd.host.program_options import read_config
 from nomarr_systemd.supervisor.loop import Loop
 from nomarr_systemd.supervisor.run_state import Memory
 from nomarr_systemd.supervisor.supervisor import Supervisor
-from tests.process.supervision import PATIENCE_S, Lab, Live, make_lab, status_of
+from tests.support.supervision import PATIENCE_S, Lab, Live, make_lab, status_of
 
 CALM = HealthRules(staleness_interval_s=3600, startup_timeout_s=3600)
 

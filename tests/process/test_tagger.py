@@ -30,8 +30,8 @@ from hypothesis import strategies as st
 from nomarr_systemd.config.file import parse
 from nomarr_systemd.core.errors import ConfigError
 from nomarr_systemd.worker.errors import NonFatal, NotReady
-from tests.process.running_worker import ROOT, Start, workers
-from tests.process.test_kill_points import at_each, kill, kill_points
+from tests.support.kill_points import at_each, kill, kill_points
+from tests.support.running_worker import ROOT, Start, workers
 
 EXAMPLE = ROOT / "examples/tagger"
 SYSTEM_PYTHON = "/usr/bin/python3"

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.process.running_worker import Start, workers
+from tests.support.running_worker import Start, workers
 
 
 @pytest.fixture(name="start")
@@ -99,9 +99,9 @@ def test_a_supervisor_lost_while_backing_off(start: Start) -> None:
     ("entrypoint", "message"),
     [
         ("tests.process.nowhere:Told", "No module named 'tests.process.nowhere'"),
-        ("tests.process.sample_workers:Nobody", "Nobody does not exist in "),
-        ("tests.process.sample_workers:NoWorker", "NoWorker is no subclass of Worker in "),
-        ("tests.process.sample_workers:hear", "hear is no subclass of Worker in "),
+        ("tests.support.sample_workers:Nobody", "Nobody does not exist in "),
+        ("tests.support.sample_workers:NoWorker", "NoWorker is no subclass of Worker in "),
+        ("tests.support.sample_workers:hear", "hear is no subclass of Worker in "),
         ("no/such:thing", '"no/such:thing" names no class'),
     ],
 )

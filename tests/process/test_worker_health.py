@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.process.running_worker import Start, workers
+from tests.support.running_worker import Start, workers
 
 
 @pytest.fixture(name="start")

@@ -15,7 +15,7 @@ from nomarr_systemd.jobs import queue
 from nomarr_systemd.jobs.claims import CLAIMS
 from nomarr_systemd.jobs.stats import GpuHealth, report_gpu
 from nomarr_systemd.store.sqlite.store import SqliteStore
-from tests.process.running_worker import INVOCATION, PATIENCE_S, Start, workers
+from tests.support.running_worker import INVOCATION, PATIENCE_S, Start, workers
 
 
 @pytest.fixture(name="start")

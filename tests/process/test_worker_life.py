@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from tests.process.running_worker import COMPONENT, INVOCATION, Start, workers
+from tests.support.running_worker import COMPONENT, INVOCATION, Start, workers
 
 
 @pytest.fixture(name="start")

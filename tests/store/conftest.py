@@ -19,7 +19,7 @@ from nomarr_systemd.config.store_url import ArangoUrl
 from nomarr_systemd.store.arango.store import ArangoStore
 from nomarr_systemd.store.protocol import Store
 from tests.arango_standin.running import PASSWORD, Server, open_server, run_standin
-from tests.store.places import DATABASE, SECRET, ArangoOpener, Place
+from tests.support.places import DATABASE, SECRET, ArangoOpener, Place
 
 
 @pytest.fixture(scope="session")

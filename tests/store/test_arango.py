@@ -20,8 +20,8 @@ from nomarr_systemd.core.errors import (
 from nomarr_systemd.store.arango.store import ArangoStore
 from nomarr_systemd.store.protocol import DOMAINS
 from tests.arango_standin.running import PASSWORD, Server
-from tests.store.places import DATABASE, SECRET, ArangoOpener, Place
-from tests.store.racers import run_race
+from tests.support.places import DATABASE, SECRET, ArangoOpener, Place
+from tests.support.racers import run_race
 
 
 def whole_text(error: NomarrError) -> str:

@@ -27,7 +27,7 @@ from nomarr_systemd.store.arango.store import ArangoStore
 from nomarr_systemd.store.protocol import POLICY_LEDGER
 from nomarr_systemd.store.publish import Publisher
 from tests.arango_standin.running import PASSWORD, Server
-from tests.store.places import DATABASE, ArangoOpener
+from tests.support.places import DATABASE, ArangoOpener
 
 TIMEOUT_S = 1.0  # long enough for a healthy stand-in on a busy machine
 

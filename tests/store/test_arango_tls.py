@@ -11,7 +11,7 @@ import pytest
 
 from nomarr_systemd.core.errors import StoreRefused, StoreUnavailable
 from tests.arango_standin.running import Server, run_standin
-from tests.store.places import ArangoOpener
+from tests.support.places import ArangoOpener
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ import pytest
 from nomarr_systemd.core.errors import KeyExists, StaleRevision, StoreError
 from nomarr_systemd.store.protocol import POLICY_LEDGER, Store
 from nomarr_systemd.store.publish import Publisher
-from tests.store.places import own
+from tests.support.places import own
 
 Opener = Callable[..., Store]
 

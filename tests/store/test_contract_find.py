@@ -9,7 +9,7 @@ import pytest
 
 from nomarr_systemd.core.errors import BadDocument, StoreError
 from nomarr_systemd.store.protocol import Store
-from tests.store.places import keys_of
+from tests.support.places import keys_of
 
 
 class TestFind:

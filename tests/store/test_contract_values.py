@@ -8,7 +8,7 @@ import pytest
 
 from nomarr_systemd.core.errors import BadDocument
 from nomarr_systemd.store.protocol import Store
-from tests.store.places import keys_of, own
+from tests.support.places import keys_of, own
 
 
 class TestKeys:

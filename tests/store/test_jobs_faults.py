@@ -19,7 +19,7 @@ from nomarr_systemd.store.open import open_work_store
 from nomarr_systemd.store.protocol import Store
 from nomarr_systemd.worker.errors import NotReady
 from tests.arango_standin.running import PASSWORD, Server
-from tests.store.places import DATABASE
+from tests.support.places import DATABASE
 
 T = TypeVar("T")
 INVOCATION = "a" * 32

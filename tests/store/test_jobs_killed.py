@@ -18,8 +18,8 @@ from nomarr_systemd.jobs import queue
 from nomarr_systemd.jobs.claims import CLAIMS
 from nomarr_systemd.jobs.settlement import Outcome, settle
 from nomarr_systemd.store.protocol import Store
-from tests.store.jobbers import BROKEN, POISON, start
-from tests.store.places import Place
+from tests.support.jobbers import BROKEN, POISON, start
+from tests.support.places import Place
 
 WORKERS = 8
 _invocations = itertools.count(1)

@@ -23,7 +23,7 @@ from nomarr_systemd.jobs import queue
 from nomarr_systemd.jobs.claims import CLAIMS, Claims, End
 from nomarr_systemd.jobs.settlement import Outcome, Settled, clear_pool, failure_of, settle
 from nomarr_systemd.store.protocol import Store
-from tests.store.places import Place
+from tests.support.places import Place
 
 PATHS = ["/a", "/b/ä", "/c\udcff", "/d\n"]
 CAUSES = ["killed by signal 9", "killed by signal 9", STOPPED, REBOOTED]

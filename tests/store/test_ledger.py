@@ -20,7 +20,7 @@ from nomarr_systemd.core.time import Moment
 from nomarr_systemd.ledger.ledger import Ledger
 from nomarr_systemd.store.protocol import POLICY_LEDGER, Store
 from nomarr_systemd.store.publish import Publisher
-from tests.store.places import Place, dump_place
+from tests.support.places import Place, dump_place
 
 RULES = Rules(backoff_jitter=0)
 TAG = "worker:tag:0"
@@ -195,7 +195,7 @@ import sys
 from nomarr_systemd.core.death import Failure
 from nomarr_systemd.core.policy import Rules
 from nomarr_systemd.ledger.ledger import Ledger
-from tests.store.places import load_place
+from tests.support.places import load_place
 
 store = load_place(sys.argv[1]).open()
 ledger = Ledger(store)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from nomarr_systemd.store.protocol import Store
-from tests.store.places import Place
-from tests.store.racers import RACERS, ROUNDS, run_race
+from tests.support.places import Place
+from tests.support.racers import RACERS, ROUNDS, run_race
 
 
 def test_no_increment_is_lost(place: Place, store: Store) -> None:

@@ -7,9 +7,8 @@ from collections.abc import Generator, Iterator
 import pytest
 
 from nomarr_systemd.demo.lab import LabUnavailable
-from tests.systemd.lab import Lab
-
-NOBODY = 65534
+from tests.support.lab import Lab
+from tests.support.users import NOBODY
 
 
 def _open(uid: int) -> Iterator[Lab]:

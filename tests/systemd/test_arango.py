@@ -19,7 +19,7 @@ from nomarr_systemd.host.machine import host_of
 from nomarr_systemd.ledger.ledger import Ledger
 from nomarr_systemd.store.open import open_store
 from tests.arango_standin.running import Server, open_server
-from tests.systemd.lab import Lab
+from tests.support.lab import Lab
 
 WORKER = """\
 #!/bin/sh

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from nomarr_systemd.config.values import Config, Pool
 from nomarr_systemd.core.ids import Component
 from nomarr_systemd.systemd.unit_files import dropin_of, render_dropin
-from tests.systemd.lab import Lab
+from tests.support.lab import Lab
 
 WORKER = Component("tag", 0)
 # The program is part of what must arrive: its text has quotes, a % and a $.

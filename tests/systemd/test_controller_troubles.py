@@ -19,8 +19,7 @@ from nomarr_systemd.host.files import write_durably
 from nomarr_systemd.ledger.ledger import Ledger
 from nomarr_systemd.store.open import open_store
 from nomarr_systemd.systemd.manager import Manager
-from tests.systemd.lab import CHECKOUT, Lab
-from tests.systemd.test_controller import (
+from tests.support.crashes import (
     SLOW,
     account_of,
     install,
@@ -29,6 +28,7 @@ from tests.systemd.test_controller import (
     wait_for_record,
     wait_for_run,
 )
+from tests.support.lab import CHECKOUT, Lab
 
 AT_ONCE = "[policy]\nbackoff_base_s = 0\n"
 STUBBORN = """\

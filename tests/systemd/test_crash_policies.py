@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import pytest
 
 from nomarr_systemd.demo.lab import LabUnavailable
-from tests.systemd.job_site import JobSite
-from tests.systemd.lab import Lab
-from tests.systemd.test_long_job import Watch
+from tests.support.job_site import JobSite
+from tests.support.lab import Lab
+from tests.support.watch import Watch
 
 POLICY = """\
 [policy]

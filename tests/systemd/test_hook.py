@@ -11,7 +11,7 @@ import pytest
 
 from nomarr_systemd.demo.lab import LabError
 from nomarr_systemd.systemd.unit_files import find_data
-from tests.systemd.lab import Lab
+from tests.support.lab import Lab
 
 WORKER = """\
 #!/bin/sh

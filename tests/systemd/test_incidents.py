@@ -13,7 +13,7 @@ from nomarr_systemd.core.time import age_ms
 from nomarr_systemd.ledger.incidents import Breaker
 from nomarr_systemd.ledger.ledger import Ledger
 from nomarr_systemd.store.open import open_store
-from tests.systemd.lab import Lab
+from tests.support.lab import Lab
 
 WORKERS = 4
 NAMES = [f"tag-{number}" for number in range(WORKERS)]

@@ -7,7 +7,7 @@ from contextlib import closing
 from nomarr_systemd.jobs import queue
 from nomarr_systemd.jobs.claims import CLAIMS
 from nomarr_systemd.store.sqlite.store import SqliteStore
-from tests.systemd.lab import Lab
+from tests.support.lab import Lab
 
 CONFIG = """
 [policy]
@@ -15,7 +15,7 @@ backoff_base_s = 0.05
 backoff_max_s = 0.2
 [pool.tag]
 workers = 2
-entrypoint = "tests.systemd.job_workers:Tagger"
+entrypoint = "tests.support.job_workers:Tagger"
 crash_policy = "restart-requeue-in-flight"
 """
 

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from nomarr_systemd.postmortem.run_log import Coredump
-from tests.systemd.lab import CHECKOUT, Lab
-from tests.systemd.operator_site import Installation
+from tests.support.lab import CHECKOUT, Lab
+from tests.support.operator_site import Installation
 
 POOL = """\
 [policy]
 backoff_base_s = 0.05
 backoff_jitter = 0
 [pool.tag]
-entrypoint = "tests.systemd.job_workers:Tagger"
+entrypoint = "tests.support.job_workers:Tagger"
 crash_policy = "restart-requeue-in-flight"
 """
 # What is in these is not ours to say.

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.systemd.lab import BELL, Lab
-from tests.systemd.test_controller import account_of, wait_for_run
+from tests.support.crashes import account_of, wait_for_run
+from tests.support.lab import BELL, Lab
 
 # What changes a file, talks to somebody or starts a program.
 CALLS = (

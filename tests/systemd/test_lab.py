@@ -13,8 +13,8 @@ import pytest
 
 from nomarr_systemd.demo import cgroup
 from nomarr_systemd.demo.lab import is_mapped, sweep
-from tests.systemd.conftest import NOBODY
-from tests.systemd.lab import CHECKOUT, Lab
+from tests.support.lab import CHECKOUT, Lab
+from tests.support.users import NOBODY
 
 STRAY = "[Service]\nExecStart=/bin/sh -c 'setsid sleep 1000 & exec sleep 1000'\nRestart=always\n"
 KILLED = """

@@ -6,13 +6,10 @@ The other tests of this module take their time from that minute.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
-import socket
 import sqlite3
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,10 +18,10 @@ import pytest
 
 from nomarr_systemd.demo.lab import LabUnavailable
 from nomarr_systemd.live.client import ask
-from tests.process.supervision import Live
-from tests.systemd.lab import Lab
-from tests.systemd.test_controller import account_of, wait_for_run
-from tests.systemd.troubled_workers import FLOODER, ONE_SIDED, TAGGER
+from tests.support.crashes import account_of, wait_for_run
+from tests.support.lab import Lab
+from tests.support.troubled_workers import FLOODER, ONE_SIDED, TAGGER
+from tests.support.watch import Watch
 
 SUPERVISOR = "nomarr-supervisor.service"
 JOB_S = 60
@@ -61,35 +58,6 @@ def give_job(lab: Lab, name: str, text: str) -> None:
     path = Path(lab.directory, f"{name}.new")
     path.write_text(text)
     path.rename(path.with_suffix(".job"))
-
-
-class Watch:
-    """All events of some topics, read in a thread of its own."""
-
-    def __init__(self, lab: Lab, *topics: str) -> None:
-        self._live = Live(lab.paths.live)
-        self._live.socket.settimeout(None)
-        self._live.send(op="subscribe", topics=list(topics))
-        self.events: list[dict[str, Any]] = []
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        for line in self._live._file:
-            self.events.append(json.loads(line))
-        self._live.close()
-
-    def last(self, key: str) -> Any:
-        """What the last event of a kind is about."""
-        return next((event[key] for event in reversed(tuple(self.events)) if key in event), None)
-
-    def close(self) -> list[dict[str, Any]]:
-        """The frames; what else there was stays in ``events``. It may have ended already."""
-        with contextlib.suppress(OSError):
-            self._live.socket.shutdown(socket.SHUT_RDWR)
-        self._thread.join()
-        lines = [line for event in self.events for line in event.get("frames", [])]
-        return [json.loads(line.removeprefix("HEALTH|")) for line in lines]
 
 
 class Shared:

@@ -16,7 +16,7 @@ from nomarr_systemd.operate import overview
 from nomarr_systemd.postmortem import witnesses
 from nomarr_systemd.supervisor import disagreement
 from nomarr_systemd.systemd.manager import Manager, ManagerError, monotonic_ms
-from tests.systemd.lab import Lab
+from tests.support.lab import Lab
 
 TAG = parse_component("tag-0")
 POOL = """\

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.systemd.lab import Lab
-from tests.systemd.operator_site import Installation
+from tests.support.lab import Lab
+from tests.support.operator_site import Installation
 
 # A job that lasts until the test lets it end; SIGTERM waits for it.
 BUSY = """\

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.systemd.lab import CHECKOUT, Lab
-from tests.systemd.operator_site import Installation
+from tests.support.lab import CHECKOUT, Lab
+from tests.support.operator_site import Installation
 
 # Where apply is killed: before the first call of each.
 STEPS = (

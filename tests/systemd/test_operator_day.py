@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.systemd.lab import Lab
-from tests.systemd.operator_site import Installation
+from tests.support.lab import Lab
+from tests.support.operator_site import Installation
 
 
 def test_a_day(any_lab: Lab) -> None:

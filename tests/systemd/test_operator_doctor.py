@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from nomarr_systemd.host import machine
-from tests.systemd.lab import Lab
-from tests.systemd.operator_site import Installation
+from tests.support.lab import Lab
+from tests.support.operator_site import Installation
 
 INVOCATION = "a" * 32
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.systemd.lab import Lab
-from tests.systemd.operator_site import Installation
+from tests.support.lab import Lab
+from tests.support.operator_site import Installation
 
 
 @pytest.fixture

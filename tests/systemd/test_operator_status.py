@@ -19,8 +19,8 @@ from unicodedata import east_asian_width
 
 import pytest
 
-from tests.systemd.lab import Lab
-from tests.systemd.operator_site import Installation
+from tests.support.lab import Lab
+from tests.support.operator_site import Installation
 
 # A job's name as a hostile file has it: it clears the screen, is long, and wide.
 HOSTILE = """\

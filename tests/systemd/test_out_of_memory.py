@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.systemd.lab import Lab
-from tests.systemd.test_controller import account_of, records_of, wait_for_run
+from tests.support.crashes import account_of, records_of, wait_for_run
+from tests.support.lab import Lab
 
 LIMIT = 48 << 20
 GLUTTON = """\

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from tests.systemd.conftest import NOBODY
-from tests.systemd.lab import CHECKOUT, Lab
+from tests.support.lab import CHECKOUT, Lab
+from tests.support.users import NOBODY
 
 PYTHON = "/usr/bin/python3"
 NEEDED = "click, jinja2, sdnotify, systemd"

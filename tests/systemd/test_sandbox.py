@@ -9,7 +9,7 @@ import signal
 from pathlib import Path
 
 from nomarr_systemd.systemd.unit_files import find_data
-from tests.systemd.lab import Lab
+from tests.support.lab import Lab
 
 # Python, the checkout or the lab itself may be in /home or /tmp here.
 ELSEWHERE = ("User=", "Group=", "StateDirectory", "PrivateTmp=", "ProtectHome=")

@@ -16,8 +16,8 @@ import pytest
 from nomarr_systemd.config.check import MAX_WORKERS
 from nomarr_systemd.live.client import ask
 from nomarr_systemd.systemd.unit_files import find_data
-from tests.systemd.frames_seen import Gap, Subscriber, find_gaps, match_gaps
-from tests.systemd.lab import Lab
+from tests.support.frames_seen import Gap, Subscriber, find_gaps, match_gaps
+from tests.support.lab import Lab
 
 WORKERS = 50
 # Frames until it is told to send the last one. A frame that finds no room ends it, and the test.

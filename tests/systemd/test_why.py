@@ -16,9 +16,9 @@ import pytest
 
 from nomarr_systemd.core.ids import parse_component
 from nomarr_systemd.demo.lab import LabUnavailable
-from tests.systemd import mortals
-from tests.systemd.lab import Lab
-from tests.systemd.operator_site import Installation
+from tests.support import mortals
+from tests.support.lab import Lab
+from tests.support.operator_site import Installation
 
 # Whatever a terminal would obey, but for line breaks.
 OBEYED = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e]")
@@ -228,7 +228,7 @@ def _command(site: Installation, *arguments: str) -> str:
     import shlex
     import sys
 
-    from tests.systemd.lab import CHECKOUT
+    from tests.support.lab import CHECKOUT
 
     code = (
         f"import sys; sys.path.insert(0, {str(CHECKOUT)!r});"

@@ -10,7 +10,7 @@ from nomarr_systemd.core.death import Failure
 from nomarr_systemd.core.ids import next_start_job
 from nomarr_systemd.core.ledger_record import Record
 from nomarr_systemd.core.policy import Decision, Evidence, Rules
-from tests.unit.test_policy import PLAIN, at, run
+from tests.support.moments import PLAIN, at, run
 
 EMPTY = Account("worker:tag:0")
 

@@ -10,18 +10,7 @@ from nomarr_systemd.core.death import Failure
 from nomarr_systemd.core.policy import Decision, History, Rules, decide, decide_blind
 from nomarr_systemd.core.text import describe_ms
 from nomarr_systemd.core.time import Moment, age_ms
-
-BOOT = "b" * 32
-PLAIN = Rules(backoff_jitter=0)
-
-
-def at(seconds: float, boot_id: str = BOOT) -> Moment:
-    ms = round(seconds * 1000)
-    return Moment(1_700_000_000_000 + ms, boot_id, ms)
-
-
-def run(number: int) -> str:
-    return f"{number:032x}"
+from tests.support.moments import BOOT, PLAIN, at, run
 
 
 def replay(rules: Rules, deaths: list[float]) -> list[Decision]:

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
-from tests.booted.machine import Machine, MachineError
+from tests.support.machine import Machine, MachineError
 
 CHECKOUT: Final = Path(__file__).parents[2]
 NAME: Final = "nomarr-systemd"

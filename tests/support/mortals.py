@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.systemd.lab import Lab
+from tests.support.lab import Lab
 
 # With the runtime: faulthandler is on, frames name job and invocation.
 WORKERS = """\

@@ -15,13 +15,13 @@ from nomarr_systemd.jobs.claims import CLAIMS
 from nomarr_systemd.store.protocol import Doc
 from nomarr_systemd.store.sqlite.store import SqliteStore
 from nomarr_systemd.systemd.journal import MESSAGE_IDS
-from tests.systemd.lab import Lab
-from tests.systemd.operator_site import Installation
+from tests.support.lab import Lab
+from tests.support.operator_site import Installation
 
 POOL = """
 [pool.{name}]
 workers = {workers}
-entrypoint = "tests.systemd.crash_workers:Tagger"
+entrypoint = "tests.support.crash_workers:Tagger"
 watchdog_s = 3600
 {settings}
 [pool.{name}.unit]

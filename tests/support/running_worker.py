@@ -264,7 +264,7 @@ def workers() -> Iterator[Start]:
             place = Path(directory, str(len(running)))
             place.mkdir()
             if isinstance(entrypoint, str):
-                module = "" if ":" in entrypoint else "tests.process.sample_workers:"
+                module = "" if ":" in entrypoint else "tests.support.sample_workers:"
                 main = "import sys; from nomarr_systemd.worker.main import main; sys.exit(main())"
                 entrypoint = [sys.executable, "-c", main, module + entrypoint]
             running.append(

@@ -13,7 +13,7 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
-from tests.booted.machine import MachineUnavailable
+from tests.support.machine import MachineUnavailable
 
 SUITES: Final = ("bookworm", "trixie")
 CACHE: Final = Path("/var/tmp/nomarr-trees")

@@ -14,7 +14,7 @@ from typing import Any
 from nomarr_systemd.core import account as book
 from nomarr_systemd.core.account import Account
 from nomarr_systemd.core.ledger_record import Record
-from tests.systemd.lab import CHECKOUT, Lab
+from tests.support.lab import CHECKOUT, Lab
 
 WORKER = """\
 #!/bin/sh

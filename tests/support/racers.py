@@ -1,4 +1,4 @@
-"""Processes that race for one store: ``python -m tests.store.racers RACE PLACE NAME``.
+"""Processes that race for one store: ``python -m tests.support.racers RACE PLACE NAME``.
 
 Each opens the store, says so, waits for the word to start, and prints what it got as JSON.
 """
@@ -18,7 +18,7 @@ from typing import Any
 
 from nomarr_systemd.core.errors import KeyExists, StaleRevision
 from nomarr_systemd.store.protocol import Store
-from tests.store.places import Place, dump_place, load_place
+from tests.support.places import Place, dump_place, load_place
 
 RACERS = 8
 ROUNDS = 200
@@ -76,7 +76,7 @@ def run_race(race: str, place: Place) -> dict[str, Any]:
         children = [
             stack.enter_context(
                 subprocess.Popen(
-                    [sys.executable, "-m", "tests.store.racers", race, dump_place(place), name],
+                    [sys.executable, "-m", "tests.support.racers", race, dump_place(place), name],
                     cwd=root,
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,

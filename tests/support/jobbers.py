@@ -1,4 +1,4 @@
-"""Workers that are killed: ``python -m tests.store.jobbers PLACE COMPONENT INVOCATION MARKS``.
+"""Workers that are killed: ``python -m tests.support.jobbers PLACE COMPONENT INVOCATION MARKS``.
 
 Each takes jobs from the queue through ``Claims`` and says on stdout what it begins and ends. A lock
 on a file of each job's own tells whether two have it in hand at once.
@@ -19,7 +19,7 @@ from pathlib import Path
 from nomarr_systemd.core.errors import StoreUnavailable
 from nomarr_systemd.core.job import Owner, path_of
 from nomarr_systemd.jobs.claims import Claims, End
-from tests.store.places import Place, dump_place, load_place
+from tests.support.places import Place, dump_place, load_place
 
 POISON = "poison"  # in its path: whoever begins it dies
 BROKEN = "broken"  # fails
@@ -30,7 +30,7 @@ def start(
 ) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [
-            *(sys.executable, "-m", "tests.store.jobbers"),
+            *(sys.executable, "-m", "tests.support.jobbers"),
             *(dump_place(place), component, invocation, marks),
         ],
         cwd=Path(__file__).parents[2],

@@ -1,0 +1,1 @@
+"""Helpers of the tests: no test module imports another."""
