@@ -14,6 +14,7 @@ from nomarr_systemd.core.text import quote
 
 MAX_INDEX = 4095  # one stored file descriptor per worker: FileDescriptorStoreMax=4096
 UNIT_PREFIX = "nomarr-worker@"
+WANTED_PREFIX = "nomarr-wanted@"
 UNIT_SUFFIX = ".service"
 
 _POOL = re.compile(r"[a-z][a-z0-9_]{0,30}")
@@ -38,6 +39,11 @@ class Component(NamedTuple):
     @property
     def unit(self) -> str:
         return f"{UNIT_PREFIX}{self.pool}-{self.number}{UNIT_SUFFIX}"
+
+    @property
+    def wanted_unit(self) -> str:
+        """The unit that is active from a start of the worker until somebody stops the worker."""
+        return f"{WANTED_PREFIX}{self.pool}-{self.number}{UNIT_SUFFIX}"
 
     def __str__(self) -> str:
         return self.component_id
