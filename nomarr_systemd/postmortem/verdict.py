@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from typing import Final
 
-from nomarr_systemd.core.death import LABELS, Exit, classify, recall
+from nomarr_systemd.core.death import LABELS, classify, recall
+from nomarr_systemd.core.death import Death as Ended
 from nomarr_systemd.core.ledger_record import Record
 from nomarr_systemd.core.text import clean, clean_lines
 from nomarr_systemd.postmortem import run_log
@@ -78,7 +79,9 @@ def _hear_of_start(scene: Scene, journal: Journal, where: Where) -> Certificate:
     texts = clean_lines(failed.text)
     lines = tuple(Line(failed.wall_us, "systemd", None, 4, text) for text in texts)
     ended = classify("", start_job=True)
-    death = Death("", *ended[:3], failed.wall_us // 1000, None, "", 0, "", None)
+    death = Death(
+        "", ended.kind, ended.code, ended.line, failed.wall_us // 1000, None, "", 0, "", None
+    )
     certificate = _certify(scene, journal, where, death, RunLog(lines=lines))
     return certificate._replace(broken=_find_broken(scene))
 
@@ -105,7 +108,7 @@ def _certify(
     )
 
 
-def judge(scene: Scene, log: RunLog, record: Record | None, run: str, label: str) -> Exit:
+def judge(scene: Scene, log: RunLog, record: Record | None, run: str, label: str) -> Ended:
     """How the run ended: the ledger's class, in systemd's words where they are left."""
     if record is not None and record.kind == "start-job":
         return classify("", start_job=True)
@@ -140,7 +143,7 @@ def _without_death(scene: Scene) -> Certificate:
 
 
 def _make_death(
-    scene: Scene, log: RunLog, record: Record | None, invocation: str, ended: Exit
+    scene: Scene, log: RunLog, record: Record | None, invocation: str, ended: Ended
 ) -> Death:
     is_current = scene.invocation == invocation.partition("#")[0]
     at_ms = log.ended_us // 1000
@@ -157,7 +160,8 @@ def _make_death(
         peak = 0 if peak >= 1 << 63 else peak
     limit = scene.facts.get("MemoryMax", "")
     return Death(
-        invocation, *ended[:3], at_ms or scene.now.wall_ms, run_ms, "", peak,
+        invocation, ended.kind, ended.code, ended.line,
+        at_ms or scene.now.wall_ms, run_ms, "", peak,
         "" if limit in ("infinity", "[not set]") else limit, None,
     )  # fmt: skip
 
