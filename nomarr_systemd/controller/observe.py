@@ -131,17 +131,26 @@ def find_unheard(site: Site, reports: Sequence[Report]) -> list[Report]:
     """Report failed units whose death nobody has reported and that is on no record."""
     known = {each.invocation for each in reports}
     found = []
-    units = site.manager.list_failed(f"{UNIT_PREFIX}*{UNIT_SUFFIX}")
-    for name, facts in site.manager.show(units, EXIT_FACTS).items():
+    failed = {}
+    for name in site.manager.list_failed(f"{UNIT_PREFIX}*{UNIT_SUFFIX}"):
         component = find_instance(name.removeprefix(UNIT_PREFIX).removesuffix(UNIT_SUFFIX))
+        if component is not None:  # anybody can start our template by any name
+            failed[component] = name
+    questions = {name: EXIT_FACTS for name in failed.values()}
+    shown = site.manager.show_each(questions | {timer_of(each): _TIMER for each in failed})
+    is_away = False
+    for component, name in failed.items():
+        facts = shown[name]
         run = facts["InvocationID"]
-        if component is None or not run or run in known:
-            continue  # anybody can start our template by any name
+        if not run or run in known:
+            continue
         try:
-            if site.ledger.account(component.component_id).find_last(run):
+            if not is_away and site.ledger.account(component.component_id).find_last(run):
                 continue
         except StoreError:
-            break  # it is found when the ledger is back
+            is_away = True
+        if is_away and read_timer(shown[timer_of(component)]) != "none":
+            continue  # its restart was decided before the ledger went away
         words = exit_words(facts["ExecMainCode"], facts["ExecMainStatus"])
         report = Report(component, run, facts["Result"], *words)
         found.append(report)

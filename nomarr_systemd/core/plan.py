@@ -448,9 +448,11 @@ class _Draft:
         elif verdict == "start-job-failed":
             self._take_failed_start(worker, record)
         elif verdict != "wait":
-            if verdict in ("start", "release"):
+            is_started = verdict in ("start", "release")
+            if is_started:
                 self._do(do.Start(component, unit.invocation))
-            if unit.timer != "none":
+            # One that is done and cannot be noted may have given way to a blind one.
+            if unit.timer != "none" and (is_started or self._world.ledger == "sound"):
                 self._do(do.CancelTimer(component))
             self._note(component, record.invocation, "started" if verdict == "start" else "done")
 

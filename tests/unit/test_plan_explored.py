@@ -1,0 +1,111 @@
+"""The plan itself, not a model of it, explored: every world that a few workers, deaths, people,
+reboots and kills of the controller can lead to, breadth first, and beyond that at random.
+
+``NOMARR_EXPLORE_WORLDS`` sets how many distinct worlds are visited; the test prints the number.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from nomarr_systemd.core.policy import Rules
+from tests.support import model_machine as model
+from tests.support.model_machine import Broken, Machine
+
+MOST = int(os.environ.get("NOMARR_EXPLORE_WORLDS", "20000"))
+# A short window and two restarts: limits are met within a few deaths.
+RULES = Rules(max_restarts=2, window_s=60, backoff_base_s=1, backoff_jitter=0)
+AT_ONCE = RULES._replace(backoff_base_s=0, max_lifetime_restarts=3)
+
+
+def explore(machine: Machine, rules: Rules, most: int) -> int:
+    """Visit worlds breadth first; return how many, or raise Broken with the way to a bad one."""
+    key = model.freeze(machine)
+    seen: dict[int, tuple[int, str]] = {key: (0, "")}
+    todo = deque([machine])
+    while todo and len(seen) < most:
+        machine = todo.popleft()
+        came_from = model.freeze(machine)
+        try:
+            for what, after in [*model.happenings(machine), *model.passes(machine, rules)]:
+                key = model.freeze(after)
+                if key in seen:
+                    continue
+                seen[key] = (came_from, what)
+                model.check(after, rules)
+                if what == "pass":
+                    model.check_settled(model.run_pass(after, rules), rules)
+                todo.append(after)
+        except Broken as error:
+            raise Broken(f"{error}; after {', '.join(_way(seen, key))}") from error
+    return len(seen)
+
+
+def _way(seen: dict[int, tuple[int, str]], key: int) -> list[str]:
+    way: list[str] = []
+    while key in seen and seen[key][1]:
+        key, what = seen[key]
+        way.insert(0, what)
+    return way
+
+
+@pytest.mark.parametrize(
+    ("workers", "rules"), [(1, RULES), (1, AT_ONCE), (2, RULES), (3, RULES)],
+    ids=["one", "one-at-once", "two", "three-and-incidents"],
+)  # fmt: skip
+def test_every_world_that_can_be_reached(workers: int, rules: Rules) -> None:
+    visited = explore(model.make_machine(workers), rules, MOST)
+    print(f"{visited} distinct worlds of {workers} workers")
+    assert visited >= MOST
+
+
+class PlanMachine(RuleBasedStateMachine):
+    """Long ways at random, also without a ledger."""
+
+    @initialize(workers=st.integers(1, 4), rules=st.sampled_from([RULES, AT_ONCE]))
+    def begin(self, workers: int, rules: Rules) -> None:
+        self.machine = model.make_machine(workers)
+        self.policy = rules
+
+    @rule(data=st.data())
+    def something_happens(self, data: st.DataObject) -> None:
+        ways = dict(model.happenings(self.machine))
+        self.machine = ways[data.draw(st.sampled_from(sorted(ways)))]
+        model.check(self.machine, self.policy)
+
+    @rule(data=st.data())
+    def the_controller_is_killed(self, data: st.DataObject) -> None:
+        ways = [after for _, after in model.passes(self.machine, self.policy)]
+        self.machine = data.draw(st.sampled_from(ways))
+        model.check(self.machine, self.policy)
+
+    @rule()
+    def the_controller_runs(self) -> None:
+        self.machine = model.run_pass(self.machine, self.policy)
+        model.check(self.machine, self.policy)
+        model.check_settled(self.machine, self.policy)
+
+    @rule(ledger=st.sampled_from(["sound", "read-only", "away"]))
+    def the_ledger_changes(self, ledger: str) -> None:
+        self.machine = self.machine._replace(ledger=ledger)
+
+    @precondition(lambda self: hasattr(self, "machine") and self.machine.ledger != "sound")
+    @rule()
+    def the_ledger_is_back(self) -> None:
+        self.machine = self.machine._replace(ledger="sound")
+        self.the_controller_runs()
+
+
+TestPlanAtRandom = PlanMachine.TestCase
+TestPlanAtRandom.settings = settings(
+    max_examples=int(os.environ.get("NOMARR_EXPLORE_EXAMPLES", "100")),
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
