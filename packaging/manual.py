@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes the man pages: packaging/manual.py DIRECTORY.
 
-A page is a file docs/man/NAME.SECTION.md in a small part of Markdown. A line {{ NAME }} in it
+A page is a file NAME.SECTION.md in docs/man, in a small part of Markdown. A line {{ NAME }} in it
 stands for what the program itself knows: nomarrctl's commands and options, the settings of
 nomarr.toml, the directives that a pool cannot set. So a page cannot say otherwise than the program.
 """
