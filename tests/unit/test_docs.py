@@ -4,11 +4,13 @@ and the tables of the contract, the policy and the map of modules agree with the
 
 from __future__ import annotations
 
+import importlib
 import re
 import shlex
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -36,6 +38,8 @@ WITHOUT_DESIGN = (
     *("CHANGELOG.md", "README.md", "docs/", "examples/", "packaging/", "templates/", "units/"),
     *("nomarr_systemd/postmortem/", "nomarr_systemd/systemd/", "tests/unit/test_docs.py"),
 )
+
+WALKS_ARE_FINAL = False  # True: every function that they name exists
 
 
 def sources() -> Iterator[tuple[str, str]]:
@@ -153,6 +157,30 @@ def test_the_map_has_every_module_and_no_other() -> None:
     assert shown == there
 
 
+def test_the_walks_name_what_there_is() -> None:
+    page = (CHECKOUT / "docs/architecture.md").read_text()
+    walks = page.partition("\n## Two walks\n")[2].partition("\n## ")[0]
+    names = re.findall(r"`([a-z_]+(?:\.[a-z_]+)*(?:\.[A-Z]\w+)?\.\w+)`", walks)
+    assert len(names) > 30
+    missing = [name for name in names if not _is_there(name) and "nomarr-" not in name]
+    if missing and not WALKS_ARE_FINAL:
+        pytest.xfail(f"not there yet: {', '.join(missing)}")
+    assert missing == []
+
+
+def _is_there(name: str) -> bool:
+    parts = name.split(".")
+    for end in range(len(parts) - 1, 0, -1):
+        try:
+            found: Any = importlib.import_module(".".join(["nomarr_systemd", *parts[:end]]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[end:]:
+            found = getattr(found, part, None)
+        return found is not None
+    return False
+
+
 @pytest.mark.parametrize(
     ("page", "head", "rules"),
     [
@@ -168,6 +196,12 @@ def test_defaults_are_those_of_the_code(page: str, head: str, rules: Rules | Hea
     }
     assert shown == there
     assert [*shown] == [*there]
+
+
+def test_when_a_worker_starts_is_the_plans_table() -> None:
+    plan = pytest.importorskip("nomarr_systemd.core.plan", reason="the plan is being written")
+    shown = read_table("policy.md", "it is so that | what follows")
+    assert shown == [[why, verdict] for why, _, verdict in plan._TABLE]
 
 
 def test_the_health_table_is_the_machine() -> None:
