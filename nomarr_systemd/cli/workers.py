@@ -28,12 +28,12 @@ from nomarr_systemd.cli.common import (
 from nomarr_systemd.cli.jobs import forget_failure
 from nomarr_systemd.cli.progress import FACTS, is_down, is_idle, wait_for
 from nomarr_systemd.config.values import Config
-from nomarr_systemd.controller.failures import Controller
-from nomarr_systemd.controller.incidents import INCIDENT
-from nomarr_systemd.controller.reconcile import end_incident
-from nomarr_systemd.controller.reconcile import reconcile as run_reconcile
+from nomarr_systemd.controller.main import end_incident
+from nomarr_systemd.controller.main import reconcile as run_reconcile
+from nomarr_systemd.controller.site import Site
 from nomarr_systemd.core.errors import StoreError
 from nomarr_systemd.core.ids import Component
+from nomarr_systemd.core.incident import INCIDENT
 from nomarr_systemd.host.holds import Holds
 from nomarr_systemd.live import client
 from nomarr_systemd.systemd import journal
@@ -41,13 +41,13 @@ from nomarr_systemd.systemd.manager import Manager, queue, timer_of
 
 
 @contextmanager
-def open_controller(scope: Scope, config: Config) -> Iterator[Controller]:
+def open_controller(scope: Scope, config: Config) -> Iterator[Site]:
     """The controller's own means, for as long as a verb needs them.
 
     Root works with the controller's group meanwhile: published accounts are for it to read.
     """
     group = os.getegid()
-    with closing(Controller(scope.paths, config, Manager(user=scope.user))) as controller:
+    with closing(Site(scope.paths, config, Manager(user=scope.user))) as controller:
         if not scope.user and os.geteuid() == 0:
             os.setegid(os.stat(scope.paths.state).st_gid)
         try:

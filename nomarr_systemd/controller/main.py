@@ -1,7 +1,8 @@
-"""The controller's programs: the one that the FIFO's bell wakes, and the reconciler.
+"""The controller's programs: the one that the failures FIFO wakes, and the reconciler.
 
-systemd starts the first when the hook rings, keeps what is rung while it is away, and starts it
-again if it dies; it leaves by itself after a while without work.
+systemd starts the first when a hook rings, keeps what is rung while it is away, and starts it
+again if it dies; it leaves by itself after a while without work. Both do the same: observe, plan,
+act, until nothing is left to do. A ring only narrows whom they look at.
 """
 
 from __future__ import annotations
@@ -10,51 +11,166 @@ import contextlib
 import os
 import select
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
-from nomarr_systemd.controller.complaints import complain
-from nomarr_systemd.controller.failures import Controller
-from nomarr_systemd.controller.pending import read_pending
-from nomarr_systemd.controller.reconcile import reconcile, see_to_the_rest
-from nomarr_systemd.core.errors import ConfigError, NomarrError
+from nomarr_systemd.controller.act import Done, LedgerUnwritable, act
+from nomarr_systemd.controller.log import ERROR, log
+from nomarr_systemd.controller.observe import find_unheard, observe
+from nomarr_systemd.controller.reports import Report, clear_due, clear_report, read_reports
+from nomarr_systemd.controller.site import Site
+from nomarr_systemd.core.errors import ConfigError, NomarrError, StoreError
+from nomarr_systemd.core.plan import plan
+from nomarr_systemd.core.world import Outcome, World
+from nomarr_systemd.host import clock
 from nomarr_systemd.host.layout import Paths
 from nomarr_systemd.host.program_options import PLACES, parse_options, read_config
-from nomarr_systemd.systemd.manager import Manager
+from nomarr_systemd.systemd.manager import SUPERVISOR, Manager, ManagerError, monotonic_ms
 from nomarr_systemd.systemd.notify import listen_fds, notify
 
 USAGE: Final = f"usage: nomarr-controller {PLACES} [--reconcile]"
 IDLE_S: Final = 30.0
-LOOK_AGAIN_S: Final = 0.5  # at a canary, or at jobs that are being settled
+LOOK_AGAIN_S: Final = 0.5  # at a canary
+SOON: Final = "nomarr-reconcile-soon.timer"
+_PASSES: Final = 5  # an incident that opens concerns more workers, and so do jobs that are settled
 Stamp = tuple[int, int]
 
 
-def serve(controller: Controller, fifo: int, applied: Stamp, *, idle_s: float = IDLE_S) -> bool:
-    """Handle what is pending now and what the FIFO rings for, until nothing comes for a while.
+def run(site: Site, *, everybody: bool, resumed: Mapping[str, str] | None = None) -> bool:
+    """Do all there is to do now; True if something is left that no ring will tell of.
+
+    Call it in ``site.alone()``.
+    """
+    reports = read_reports(site.paths, with_untold=everybody)
+    deaths = [*reports.deaths, *(find_unheard(site, reports.deaths) if everybody else ())]
+    who = None if everybody else [*(each.component for each in deaths), *reports.due]
+    configured = set(site.config.components())
+    for each in deaths:
+        if each.component not in configured:  # started by hand, and its mask would stay
+            clear_report(site.paths, each.invocation)
+    owes, outcomes = False, tuple[Outcome, ...]()
+    for _ in range(_PASSES):
+        world = observe(site, deaths, who, due=reports.due, outcomes=outcomes, resumed=resumed)
+        done, world = _carry_out(site, world)
+        _clear_seen(site, deaths, world)
+        owes |= done.owes or (done.untold and world.supervisor_active) or _waits(world)
+        outcomes, resumed = done.outcomes, None
+        if not outcomes and not done.changed_incidents:
+            break
+        deaths = read_reports(site.paths).deaths
+    for component in reports.due:
+        clear_due(site.paths, component)
+    return owes
+
+
+def _carry_out(site: Site, world: World) -> tuple[Done, World]:
+    """Plan and act; if the ledger takes no bookings, plan again without it."""
+    try:
+        return act(site, plan(world, clock.now())), world
+    except LedgerUnwritable as error:
+        log(ERROR, "the ledger cannot be written", error=error, hint=error.hint)
+        site.forget_store()
+        world = world._replace(ledger="read-only", outcomes=())
+        return act(site, plan(world, clock.now())), world
+
+
+def _clear_seen(site: Site, deaths: Iterable[Report], world: World) -> None:
+    """Clear reports that turned out to be of no death: a hook that ran again."""
+    real = {death.run for worker in world.workers for death in worker.deaths}
+    for each in deaths:
+        if each.invocation not in real:
+            clear_report(site.paths, each.invocation)
+
+
+def _waits(world: World) -> bool:
+    """True if the world itself owes what nothing will ring for."""
+    is_open = any(not each.closed for each in world.incidents.values())
+    return is_open or world.ledger != "sound" or bool(world.spooled)
+
+
+def serve(site: Site, fifo: int, applied: Stamp, *, idle_s: float = IDLE_S) -> bool:
+    """Do what is pending now and what the FIFO rings for, until nothing comes for a while.
 
     True if the settings are no longer those that were applied then.
     """
     os.set_blocking(fifo, False)
     poll = select.poll()
     poll.register(fifo, select.POLLIN)
+    everybody = False
     while True:
         # Lines are only a bell: the facts are in the files, also of lines that were lost.
         with contextlib.suppress(BlockingIOError):
             while os.read(fifo, 65536):
                 pass
-        if find_stamp(controller.paths) != applied:
+        if find_stamp(site.paths) != applied:
             return True
-        with controller.alone():
-            controller.handle(read_pending(controller.paths.pending))
-            is_busy = see_to_the_rest(controller)
-        # While nobody reads, systemd would keep all its signals for us.
-        controller.manager.close()
-        if not poll.poll((LOOK_AGAIN_S if is_busy else idle_s) * 1000) and not is_busy:
+        with site.alone():
+            owes = run(site, everybody=everybody)
+            is_busy = _has_open_incident(site)
+        if everybody and not is_busy:
+            _arm(site, owes=owes)
             return False
+        # While nobody reads, systemd would keep all its signals for us.
+        site.manager.close()
+        rang = poll.poll((LOOK_AGAIN_S if is_busy else idle_s) * 1000)
+        # The last look before leaving is at everybody.
+        everybody = not rang and not is_busy
+
+
+def _has_open_incident(site: Site) -> bool:
+    try:
+        return any(not each.closed for each in site.incidents.incidents())
+    except StoreError:
+        return False
+
+
+def _arm(site: Site, *, owes: bool) -> None:
+    """Have the reconciler look again in a minute if something is owed; else in an hour.
+
+    systemd itself arms the timer at every failure of a worker.
+    """
+    with contextlib.suppress(ManagerError):
+        if owes:
+            site.manager.start_all([SOON])
+        else:
+            site.manager.stop_all([SOON])
+
+
+def reconcile(site: Site) -> None:
+    """Look at everybody.
+
+    A supervisor that came back meanwhile has asked for this run, which may have been past its
+    workers already: then once more.
+    """
+    begun_ms = -1
+    while _came_back(site, begun_ms):
+        begun_ms = monotonic_ms()
+        with site.alone():
+            with contextlib.suppress(StoreError):
+                site.store.publish_all()
+            owes = run(site, everybody=True)
+    _arm(site, owes=owes)
+
+
+def end_incident(site: Site, pool: str, why: str) -> bool:
+    """End a pool's incident because a person said so: start all that it holds. False: none."""
+    with site.alone():
+        incident = site.incidents.get(pool)
+        if incident is None or incident.closed:
+            return False
+        run(site, everybody=True, resumed={pool: why})
+    return True
+
+
+def _came_back(site: Site, since_ms: int) -> bool:
+    if since_ms < 0:
+        return True
+    shown = site.manager.show([SUPERVISOR], ["ActiveEnterTimestampMonotonic"])[SUPERVISOR]
+    return int(shown["ActiveEnterTimestampMonotonic"] or 0) // 1000 > since_ms
 
 
 def find_stamp(paths: Paths) -> Stamp:
-    """What tells one applied configuration from the next."""
+    """Return what tells one applied configuration from the next."""
     try:
         found = os.stat(paths.resolved)
     except OSError:
@@ -65,24 +181,24 @@ def find_stamp(paths: Paths) -> Stamp:
 def main(argv: Sequence[str] | None = None) -> int:
     options = parse_options(sys.argv[1:] if argv is None else argv, ["--reconcile"])
     if options is None:
-        complain(USAGE)
+        log(ERROR, USAGE)
         return 2
     paths, flags = options
     try:
-        run = _choose(flags)
+        work = _choose(flags)
         while True:
             applied = find_stamp(paths)  # before it is read: then nothing new is missed
-            controller = Controller(paths, read_config(paths), Manager(user=paths.user))
-            with contextlib.closing(controller):
-                if not run(controller, applied):
+            site = Site(paths, read_config(paths), Manager(user=paths.user))
+            with contextlib.closing(site):
+                if not work(site, applied):
                     return 0
     except NomarrError as error:
-        complain(f"{error}" + (f" ({error.hint})" if error.hint else ""))
+        log(ERROR, str(error), hint=error.hint)
         return error.exit_status
 
 
-def _choose(flags: set[str]) -> Callable[[Controller, Stamp], bool]:
-    """What the options ask for; what it returns says whether to begin again."""
+def _choose(flags: set[str]) -> Callable[[Site, Stamp], bool]:
+    """Return what the options ask for; its result says whether to begin again."""
     if "--reconcile" in flags:
         return _reconcile
     fds = listen_fds()
@@ -91,16 +207,16 @@ def _choose(flags: set[str]) -> Callable[[Controller, Stamp], bool]:
             "no FIFO was handed over", hint="it is started by nomarr-controller.socket"
         )
 
-    def run(controller: Controller, applied: Stamp) -> bool:
+    def work(site: Site, applied: Stamp) -> bool:
         notify("READY=1")
         # An error leaves the files and what is in the FIFO: the service is started again.
-        return serve(controller, fds[0], applied)
+        return serve(site, fds[0], applied)
 
-    return run
+    return work
 
 
-def _reconcile(controller: Controller, _applied: Stamp) -> bool:
-    reconcile(controller)
+def _reconcile(site: Site, _applied: Stamp) -> bool:
+    reconcile(site)
     return False
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from nomarr_systemd.core.death import Failure
+from nomarr_systemd.core.death import Death
 from nomarr_systemd.core.ledger_record import DECISIONS, EFFECTS, Record, with_effect
 from nomarr_systemd.core.policy import Decision, Evidence, History, Rules, decide
 from nomarr_systemd.core.time import Moment, age_ms
@@ -22,7 +22,14 @@ MAX_TEXT: Final = 500
 RING: Final = 100  # records kept; also the most restarts that a window can be asked to count
 
 
-_OWED: Final = ("restart", "hold")  # what a newer failure makes pointless; a mask it does not
+_OWED: Final = ("restart", "hold")  # what a newer death makes pointless; a mask it does not
+# A restart is scheduled from the start: its timer is made before it is booked.
+_FIRST_EFFECT: Final = {
+    "restart": "scheduled",
+    "fail": "pending",
+    "hold": "pending",
+    "ignore": "done",
+}
 
 
 class Statistics(NamedTuple):
@@ -56,6 +63,10 @@ class Account(NamedTuple):
     @property
     def records(self) -> list[Record]:
         return [Record.read(row) for row in self.rows]
+
+    def unfinished(self) -> list[Record]:
+        """Decisions that are not carried out yet, oldest first."""
+        return [Record.read(row) for row in self.rows if "|done|" not in row]
 
     def find(self, invocation: str, actions: Sequence[str] = DECISIONS) -> Record | None:
         """The last record of this invocation, by default its decision."""
@@ -108,31 +119,37 @@ def history_of(account: Account, now: Moment) -> History:
 
 
 def record_failure(
-    account: Account, failure: Failure, rules: Rules, now: Moment
+    account: Account, death: Death, rules: Rules, now: Moment, *, current: bool = True
 ) -> tuple[Account, Record]:
-    """Decide and book; a failure that is on record already changes nothing."""
-    known = _find_known(account, failure.invocation)
+    """Decide and book; a death that is on record already changes nothing.
+
+    ``current`` False: the unit has moved on since. The death counts, but owes nothing, and what a
+    newer one owes stays owed.
+    """
+    known = _find_known(account, death.invocation)
     if known is not None:
         return account, known
-    decision = decide(history_of(account, now), failure, rules, now)
-    return _book(_settle(account, _OWED), failure, decision, rules, now)
+    decision = decide(history_of(account, now), death, rules, now)
+    if current:
+        account = _settle(account, _OWED)
+    return _book(account, death, decision, rules, now, overtaken=not current)
 
 
 def book(
-    account: Account, failure: Failure, decision: Decision, rules: Rules, at: Moment
+    account: Account, death: Death, decision: Decision, rules: Rules, at: Moment
 ) -> tuple[Account, Record]:
     """Put a decision on record, once, that was taken at another time, ``at``.
 
     If other things are on record since then, it counts, but it owes nothing any more and takes
     nothing back.
     """
-    known = _find_known(account, failure.invocation)
+    known = _find_known(account, death.invocation)
     if known is not None:
         return account, known
     overtaken = bool(account.rows) and age_ms(at, Record.read(account.rows[-1]).moment) > 0
     if not overtaken:
         account = _settle(account, _OWED)
-    return _book(account, failure, decision, rules, at, overtaken=overtaken)
+    return _book(account, death, decision, rules, at, overtaken=overtaken)
 
 
 def _find_known(account: Account, invocation: str) -> Record | None:
@@ -147,7 +164,7 @@ def _find_known(account: Account, invocation: str) -> Record | None:
 
 def _book(
     account: Account,
-    failure: Failure,
+    death: Death,
     decision: Decision,
     rules: Rules,
     at: Moment,
@@ -160,19 +177,19 @@ def _book(
     account, record = _append(
         account,
         at,
-        invocation=failure.invocation,
+        invocation=death.invocation,
         action=decision.action,
-        kind=failure.kind,
-        code=failure.code,
+        kind=death.kind,
+        code=death.code,
         delay_ms=decision.delay_ms,
-        effect="done" if overtaken or decision.action == "ignore" else "pending",
-        run_ms=failure.run_ms,
+        effect="done" if overtaken else _FIRST_EFFECT[decision.action],
+        run_ms=death.run_ms,
         evidence=decision.evidence,
         text=decision.reason,
     )
     if decision.action == "restart":
         account = _count(account, record, overtaken=overtaken)
-    elif decision.action == "fail":
+    elif decision.action == "fail" and not overtaken:
         account = account._replace(
             failed_at_wall_ms=at.wall_ms, failure_reason=decision.failure_reason
         )
@@ -246,9 +263,21 @@ def reset(account: Account, now: Moment, by: str) -> Account:
     )
 
 
-def mark_failed(account: Account, failure_reason: str, now: Moment) -> Account:
-    """Failed for good, by someone else's judgement than the policy's; the count is kept."""
-    account, _record = _append(_settle(account, _OWED), now, action="fail", text=failure_reason)
+def mark_failed(
+    account: Account, failure_reason: str, now: Moment, *, invocation: str = ""
+) -> Account:
+    """Failed for good by another judgement than the policy's; the count is kept.
+
+    With the ``invocation`` that led to it, the mask is still owed.
+    """
+    account, _record = _append(
+        _settle(account, _OWED),
+        now,
+        action="fail",
+        text=failure_reason,
+        invocation=invocation,
+        effect="pending" if invocation else "done",
+    )
     return account._replace(failed_at_wall_ms=now.wall_ms, failure_reason=failure_reason)
 
 

@@ -1,4 +1,4 @@
-"""What a death was: systemd's words for it into a class, a record code and one line for people.
+"""One death of a worker: from systemd's words to a class, a code and one line for people.
 
 The words are MONITOR_SERVICE_RESULT, MONITOR_EXIT_CODE and MONITOR_EXIT_STATUS of the OnFailure=
 hook (systemd.exec(5)); a label is the supervisor's word for the worker it killed itself.
@@ -10,8 +10,12 @@ import signal
 from typing import Literal, NamedTuple
 
 from nomarr_systemd.core.text import describe_ms
+from nomarr_systemd.core.time import Moment
 
 Reason = Literal["failure", "health", "timeout", "manual"]
+
+# What SIGCHLD says: si_code as systemd shows it in ExecMainCode.
+_EXIT_WORDS = {"1": "exited", "2": "killed", "3": "dumped"}
 
 UNKNOWN, HEARTBEAT_TIMEOUT, INVALID_HEARTBEAT = -1, -2, -3
 EX_SOFTWARE, EX_TEMPFAIL, EX_CONFIG = 70, 75, 78
@@ -32,25 +36,43 @@ KNOWN_STATUSES = {
 }
 
 
-class Failure(NamedTuple):
-    """One death of one run, by what systemd itself knows of it.
+class Death(NamedTuple):
+    """The end of one run: what systemd shows of it, and what excuses the worker.
 
     ``code`` is an exit status (0 and up), −N for signal N, −1 unknown, −2 heartbeat timeout,
-    −3 invalid heartbeat. The last five fields are the circumstances that excuse a worker.
+    −3 invalid heartbeat. The last five fields are excuses.
     """
 
-    invocation: str  # 32 hex digits, "#n" behind it for a failed start job
-    kind: str = "exit"  # the class of DESIGN §14
-    code: int = -1
+    component_id: str
+    invocation: str  # 32 hex digits, with "#n" appended for a start job that failed
+    kind: str = "exit"  # the class: exit, signal, oom, watchdog … (docs/contract.md)
+    code: int = UNKNOWN
+    line: str = ""  # one line for people
     run_ms: int | None = None
+    at: Moment | None = None  # None: not known when it happened
+    failed: bool = True  # False: the run ended well, or has not ended
     stop_asked: bool = False
     shutting_down: bool = False
-    held: str = ""  # why nothing may start: paused, held
-    supervisor_away: bool = False  # it was inactive, or is newer than this run
-    incident: str = ""  # the open incident that this death is a part of
+    held: str = ""  # why the worker may not start: paused, held, masked
+    supervisor_away: bool = False  # the supervisor was inactive, or is newer than this run
+    incident: str = ""  # the open incident that this death is part of
+
+    @property
+    def run(self) -> str:
+        """The invocation of the run, also of a start job that failed after it."""
+        return self.invocation.partition("#")[0]
+
+    @property
+    def is_excused(self) -> bool:
+        """True if systemd itself shows that the worker is not to blame."""
+        return bool(self.stop_asked or self.shutting_down or self.held or self.supervisor_away)
+
+    @property
+    def reason(self) -> Reason:
+        return reason_for(self.kind)
 
 
-class Outcome(NamedTuple):
+class Meaning(NamedTuple):
     """A result word of systemd: the class and the sentence when nothing else is more exact."""
 
     kind: str | None  # None: the exit code decides
@@ -59,33 +81,33 @@ class Outcome(NamedTuple):
 
 
 # Every word of $SERVICE_RESULT, in the order of systemd.exec(5).
-RESULTS: dict[str, Outcome] = {
-    "success": Outcome(None),
-    "protocol": Outcome(None, "stopped before it said that it was ready"),
-    "timeout": Outcome("start-timeout", "was not ready in time"),
-    "exit-code": Outcome(None),
-    "signal": Outcome(None),
-    "core-dump": Outcome("core-dump"),
-    "watchdog": Outcome("watchdog", "watchdog: no progress was reported", HEARTBEAT_TIMEOUT),
-    "exec-condition": Outcome("start-job", "its start condition failed"),
-    "oom-kill": Outcome("oom", "out of memory"),
-    "start-limit-hit": Outcome("start-job", "was started too often for systemd's own limit"),
-    "resources": Outcome("resources", "systemd lacked the resources to run it", UNKNOWN),
+RESULTS: dict[str, Meaning] = {
+    "success": Meaning(None),
+    "protocol": Meaning(None, "stopped before it said that it was ready"),
+    "timeout": Meaning("start-timeout", "was not ready in time"),
+    "exit-code": Meaning(None),
+    "signal": Meaning(None),
+    "core-dump": Meaning("core-dump"),
+    "watchdog": Meaning("watchdog", "watchdog: no progress was reported", HEARTBEAT_TIMEOUT),
+    "exec-condition": Meaning("start-job", "its start condition failed"),
+    "oom-kill": Meaning("oom", "out of memory"),
+    "start-limit-hit": Meaning("start-job", "was started too often for systemd's own limit"),
+    "resources": Meaning("resources", "systemd lacked the resources to run it", UNKNOWN),
 }
 
 # What the supervisor says of a worker that it ended itself.
-LABELS: dict[str, Outcome] = {
-    "stale": Outcome("stale", "no frame came on its pipe", HEARTBEAT_TIMEOUT),
-    "startup-timeout": Outcome(
+LABELS: dict[str, Meaning] = {
+    "stale": Meaning("stale", "no frame came on its pipe", HEARTBEAT_TIMEOUT),
+    "startup-timeout": Meaning(
         "start-timeout", "no frame came on its pipe since its start", HEARTBEAT_TIMEOUT
     ),
-    "recovery-timeout": Outcome(
+    "recovery-timeout": Meaning(
         "recovery-timeout", "did not recover in the time allowed", HEARTBEAT_TIMEOUT
     ),
-    "unhealthy-too-long": Outcome(
+    "unhealthy-too-long": Meaning(
         "recovery-timeout", "called itself unhealthy for too long", HEARTBEAT_TIMEOUT
     ),
-    "invalid-heartbeat": Outcome(
+    "invalid-heartbeat": Meaning(
         "invalid-heartbeat", "only invalid lines came on its pipe", INVALID_HEARTBEAT
     ),
 }
@@ -100,19 +122,6 @@ _REASONS: dict[str, Reason] = {
 }
 
 
-class Exit(NamedTuple):
-    """One death, classified."""
-
-    kind: str  # exit, signal, core-dump, oom, watchdog, stale … (DESIGN §14)
-    code: int  # exit status, −N by signal N, −1, −2, −3
-    line: str
-    failed: bool = True  # False: the run ended well, or has not ended
-
-    @property
-    def reason(self) -> Reason:
-        return reason_for(self.kind)
-
-
 def reason_for(kind: str) -> Reason:
     """The seeds' coarser word for a class."""
     return _REASONS.get(kind, "failure")
@@ -123,45 +132,60 @@ def classify(
     exit_code: str = "",
     exit_status: str = "",
     *,
+    component_id: str = "",
+    invocation: str = "",
     label: str = "",
     stop_asked: bool = False,
     start_job: bool = False,
     run_ms: int | None = None,
-) -> Exit:
-    """The class, code and line of a death. Words from a newer systemd are named, not refused."""
-    code, how = _read_exit(exit_code, exit_status)
-    after = "" if run_ms is None or start_job else f" after {describe_ms(run_ms)}"
+    at: Moment | None = None,
+) -> Death:
+    """Return the death that systemd's words describe. Words of a newer systemd are quoted."""
+    base = Death(component_id, invocation, at=at, stop_asked=stop_asked)
     if start_job:
-        return Exit("start-job", UNKNOWN, "its start job failed: see systemctl status")
+        line = "its start job failed: see systemctl status"
+        return base._replace(kind="start-job", line=line)
+    code, how = _read_exit(exit_code, exit_status)
+    after = "" if run_ms is None else f" after {describe_ms(run_ms)}"
     if label in LABELS and code in (-signal.SIGABRT, -signal.SIGKILL) and result != "oom-kill":
-        # These are the supervisor's own signals: whatever else ended the worker was faster.
-        outcome = LABELS[label]
+        # These are the supervisor's own signals: any other cause would have been faster.
+        meaning = LABELS[label]
     else:
-        outcome = RESULTS.get(result, Outcome(None, f"result {ascii(result)[:40]}"))
-    kind = outcome.kind or _kind_of(code, exit_code)
-    line = "; ".join(part for part in (outcome.line, how) if part) or "ended for unknown reasons"
+        meaning = RESULTS.get(result, Meaning(None, f"result {ascii(result)[:40]}"))
+    kind = meaning.kind or _kind_of(code, exit_code)
+    line = "; ".join(part for part in (meaning.line, how) if part) or "ended for unknown reasons"
     if kind == "start-timeout" and stop_asked:
         kind, line = "stop-timeout", "; ".join(filter(None, ("did not stop in time", how)))
-    return Exit(
-        kind,
-        code if outcome.code is None else outcome.code,
-        line + after,
+    return base._replace(
+        kind=kind,
+        code=code if meaning.code is None else meaning.code,
+        line=line + after,
+        run_ms=run_ms,
         failed=result != "success",
     )
 
 
-def recall(kind: str, code: int) -> Exit:
-    """The death that a record names, where systemd's own words for it are gone."""
+def recall(kind: str, code: int) -> Death:
+    """Return the death that a ledger record names, where systemd's own words are gone."""
     if kind == "start-job":
         return classify("", start_job=True)
-    outcomes = (*RESULTS.values(), *LABELS.values())
-    line = next((outcome.line for outcome in outcomes if outcome.kind == kind), "")
+    meanings = (*RESULTS.values(), *LABELS.values())
+    line = next((meaning.line for meaning in meanings if meaning.kind == kind), "")
     how = ""
     if code >= 0:
         how = _read_exit("exited", str(code))[1]
     elif kind in ("signal", "core-dump", "oom"):  # elsewhere −1, −2 and −3 are no signals
         how = _read_exit("dumped" if kind == "core-dump" else "killed", name_signal(-code))[1]
-    return Exit(kind, code, "; ".join(filter(None, (line, how))) or "ended for unknown reasons")
+    line = "; ".join(filter(None, (line, how))) or "ended for unknown reasons"
+    return Death("", "", kind, code, line)
+
+
+def exit_words(main_code: str, main_status: str) -> tuple[str, str]:
+    """Convert ExecMainCode and ExecMainStatus, numbers, to the words that the hook is given."""
+    word = _EXIT_WORDS.get(main_code, "")
+    if word in ("killed", "dumped") and main_status.isascii() and main_status.isdigit():
+        return word, name_signal(int(main_status[:4]))
+    return word, main_status
 
 
 def name_signal(number: int) -> str:

@@ -1,5 +1,6 @@
-"""Correlated outages (DESIGN §12), pure: when the deaths of a pool are one incident, and what an
-incident is. A store that is away kills every worker alike; none of them is to blame.
+"""Correlated outages, pure: when the deaths of a pool are one incident, and what an incident is.
+
+A database that is away kills every worker alike; no worker is to blame (docs/policy.md).
 """
 
 from __future__ import annotations
@@ -7,24 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
+from nomarr_systemd.core.death import Death
 from nomarr_systemd.core.time import Moment, age_ms
 
 SPAN_MS: Final = 10_000
 LEAST: Final = 3
-
-
-class Loss(NamedTuple):
-    """A death that a worker was blamed for."""
-
-    component_id: str
-    invocation: str
-    kind: str
-    code: int
-    moment: Moment
+INCIDENT: Final = "incident:"  # how the reason of a hold begins that an incident made
 
 
 class Incident(NamedTuple):
-    """One outage of one pool. While it is open, only the canary is started, and pays for it."""
+    """One outage of one pool. While it is open, only the canary is started, at its own cost."""
 
     pool: str
     kind: str
@@ -32,15 +25,15 @@ class Incident(NamedTuple):
     opened: Moment
     canary: str
     members: tuple[str, ...]  # all that died in it
-    refunds: tuple[tuple[str, str], ...]  # component and invocation: what they cost is given back
+    refunds: tuple[tuple[str, str], ...]  # component and invocation: restarts to give back
     closed: str = ""  # why it was closed; empty: it is open
     closed_wall_ms: int | None = None
 
     @property
     def text(self) -> str:
-        """What holds its members."""
+        """The reason of the holds of its members."""
         count = len(self.members)
-        alike = f"incident: {count} workers of {self.pool} died alike ({self.kind})"
+        alike = f"{INCIDENT} {count} workers of {self.pool} died alike ({self.kind})"
         return f"{alike}; {self.canary} is tried first"
 
     def to_doc(self) -> dict[str, Any]:
@@ -56,17 +49,38 @@ class Incident(NamedTuple):
         return cls(**known)
 
 
-def find_outage(losses: Iterable[Loss], workers: int, now: Moment) -> list[Loss]:
-    """The losses that make an outage of a pool with so many workers; none, if there is none.
+def find_outage(deaths: Iterable[Death], workers: int, now: Moment) -> list[Death]:
+    """Return the deaths that make an outage of a pool with so many workers, or none.
 
     Alike, within the last ten seconds, of at least three and at least half of the workers.
     """
-    alike: dict[tuple[str, int], dict[str, Loss]] = {}
-    for loss in losses:
-        if age_ms(loss.moment, now) < SPAN_MS:
-            # Of one that died twice the later death counts.
-            alike.setdefault((loss.kind, loss.code), {})[loss.component_id] = loss
+    alike: dict[tuple[str, int], dict[str, Death]] = {}
+    for death in deaths:
+        if death.at is not None and age_ms(death.at, now) < SPAN_MS:
+            # Of a worker that died twice the later death counts.
+            alike.setdefault((death.kind, death.code), {})[death.component_id] = death
     for group in alike.values():
         if len(group) >= LEAST and 2 * len(group) >= workers:
-            return sorted(group.values())
+            return [group[name] for name in sorted(group)]
     return []
+
+
+def open_incident(
+    booked: Iterable[Death], fresh: Iterable[Death], pool: str, workers: int, now: Moment
+) -> Incident | None:
+    """Return the incident that these deaths of a pool make, if they make one.
+
+    ``booked`` deaths have cost a restart, which is given back to all members but the canary.
+    """
+    booked = list(booked)
+    outage = find_outage([*booked, *fresh], workers, now)
+    if not outage:
+        return None
+    first, others = outage[0], {death.component_id for death in outage[1:]}
+    refunds = tuple(
+        (death.component_id, death.invocation)
+        for death in booked
+        if death.component_id in others and (death.kind, death.code) == (first.kind, first.code)
+    )
+    members = tuple(death.component_id for death in outage)
+    return Incident(pool, first.kind, first.code, now, first.component_id, members, refunds)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, NamedTuple, cast
 
-from nomarr_systemd.core.death import Reason, reason_for
+from nomarr_systemd.core.death import Death, Reason, reason_for
 from nomarr_systemd.core.policy import Action, Decision, Evidence
 from nomarr_systemd.core.time import Moment
 
@@ -70,6 +70,12 @@ class Record(NamedTuple):
     @property
     def due(self) -> Moment:
         return self.moment.later(self.delay_ms)
+
+    def death(self, component_id: str) -> Death:
+        """The death that was decided about."""
+        return Death(
+            component_id, self.invocation, self.kind, self.code, run_ms=self.run_ms, at=self.moment
+        )
 
     @property
     def decision(self) -> Decision:

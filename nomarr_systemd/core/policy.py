@@ -1,6 +1,6 @@
-"""The restart policy: ``decide(history, failure, rules, now)``, pure and deterministic.
+"""The restart policy: ``decide(history, death, rules, now)``, pure and deterministic.
 
-The order of the questions is the contract (DESIGN §9); each answer carries its evidence.
+The order of the questions is the contract (docs/policy.md); each answer carries its evidence.
 Recording a decision and carrying it out happen elsewhere.
 """
 
@@ -12,7 +12,7 @@ from math import inf
 from typing import Literal, NamedTuple
 from zlib import crc32
 
-from nomarr_systemd.core.death import EX_TEMPFAIL, Failure
+from nomarr_systemd.core.death import EX_TEMPFAIL, Death
 from nomarr_systemd.core.text import describe_ms
 from nomarr_systemd.core.time import Moment, age_ms
 
@@ -75,9 +75,9 @@ class History(NamedTuple):
     last_due: Moment | None = None  # when the last restart was due
 
 
-def decide(history: History, failure: Failure, rules: Rules, now: Moment) -> Decision:
-    """What to do about ``failure``; the same failure always gets the same answer."""
-    earlier = history.decided.get(failure.invocation)
+def decide(history: History, death: Death, rules: Rules, now: Moment) -> Decision:
+    """Decide about a death; the same death always gets the same decision."""
+    earlier = history.decided.get(death.invocation)
     if earlier is not None:
         return earlier
 
@@ -85,7 +85,7 @@ def decide(history: History, failure: Failure, rules: Rules, now: Moment) -> Dec
     used = _count_younger(history, window_ms, now)
     has_room = used < rules.max_restarts
     lifetime_spent = 0 < rules.max_lifetime_restarts <= history.lifetime
-    never = failure.code in rules.never_restart
+    never = death.code in rules.never_restart
     evidence = Evidence(
         used,
         rules.max_restarts,
@@ -99,17 +99,17 @@ def decide(history: History, failure: Failure, rules: Rules, now: Moment) -> Dec
         else _wait_for_room(history, rules.max_restarts, window_ms, now),
     )
 
-    excuse = _excuse(failure)
+    excuse = _excuse(death)
     if excuse is not None:
         return Decision(*excuse, evidence)
     if never:
-        return _fail(f"exit status {failure.code} is never restarted", evidence)
+        return _fail(f"exit status {death.code} is never restarted", evidence)
     if lifetime_spent:
         return _fail(
             f"{history.lifetime} restarts in all, the limit is {rules.max_lifetime_restarts}",
             evidence,
         )
-    delay_ms = _backoff_ms(evidence.k, failure.invocation, rules)
+    delay_ms = _backoff_ms(evidence.k, death.invocation, rules)
     if not has_room:
         restarts = "1 restart" if used == 1 else f"{used} restarts"
         full = f"{restarts} within {describe_ms(window_ms)}, the limit is {rules.max_restarts}"
@@ -127,10 +127,10 @@ def decide(history: History, failure: Failure, rules: Rules, now: Moment) -> Dec
     )
 
 
-def decide_blind(failure: Failure, rules: Rules) -> Decision:
+def decide_blind(death: Death, rules: Rules) -> Decision:
     """What to do while the store is away: the longest backoff, and never a mask."""
     evidence = Evidence(0, rules.max_restarts, 0, rules.max_lifetime_restarts, 0, None)
-    excuse = _excuse(failure)
+    excuse = _excuse(death)
     if excuse is not None:
         return Decision(*excuse, evidence)
     delay_ms = round(rules.backoff_max_s * 1000)
@@ -138,18 +138,18 @@ def decide_blind(failure: Failure, rules: Rules) -> Decision:
     return Decision("restart", delay_ms, why, evidence)
 
 
-def _excuse(failure: Failure) -> tuple[Action, int, str] | None:
+def _excuse(death: Death) -> tuple[Action, int, str] | None:
     """Deaths that are not the worker's fault, by what systemd itself knows."""
-    if failure.stop_asked:
+    if death.stop_asked:
         return "ignore", 0, "a stop was asked for"
-    if failure.shutting_down:
+    if death.shutting_down:
         return "ignore", 0, "the system is shutting down"
-    if failure.held:
-        return "hold", 0, failure.held
-    if failure.code == EX_TEMPFAIL and failure.supervisor_away:
+    if death.held:
+        return "hold", 0, death.held
+    if death.code == EX_TEMPFAIL and death.supervisor_away:
         return "hold", 0, "its supervisor was away; it starts again when that is back"
-    if failure.incident:
-        return "hold", 0, f"part of an incident: {failure.incident}"
+    if death.incident:
+        return "hold", 0, f"part of an incident: {death.incident}"
     return None
 
 

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from nomarr_systemd.core import account as book_keeping
 from nomarr_systemd.core.account import Account
-from nomarr_systemd.core.death import Failure
+from nomarr_systemd.core.death import Death
 from nomarr_systemd.core.ledger_record import DECISIONS, PERSONAL, Record
 from nomarr_systemd.core.policy import Decision, Rules, decide
 from nomarr_systemd.core.time import Moment, age_ms
@@ -95,13 +95,13 @@ def look_ahead(account: Account, rules: Rules, now: Moment) -> list[Ahead]:
     found: list[Ahead] = []
     moment = now
     for number in range(_AHEAD):
-        failure = Failure(f"{number:032x}", code=1)
+        death = Death(account.component_id, f"{number:032x}", code=1)
         history = book_keeping.history_of(account, moment)
-        decision = decide(history, failure, rules, moment)
+        decision = decide(history, death, rules, moment)
         found.append(Ahead(decision, moment.boottime_ms - now.boottime_ms))
         if decision.action != "restart":
             break
-        account, _ = book_keeping.book(account, failure, decision, rules, moment)
+        account, _ = book_keeping.book(account, death, decision, rules, moment)
         moment = moment.later(decision.delay_ms)
     return found
 
@@ -155,10 +155,10 @@ class _Replay:
             self._account = book_keeping.increment(account, at)
             return
         elif record.kind:
-            failure = Failure(record.invocation, record.kind, record.code, record.run_ms)
+            death = record.death(self._account.component_id)
             self._wake(record)
             self._account, _ = book_keeping.book(
-                self._account, failure, record.decision, self._rules, at
+                self._account, death, record.decision, self._rules, at
             )
             return
         self.shift_ms = 0
@@ -170,12 +170,12 @@ class _Replay:
             return NOT_RUN, 0, "masked by then"
         self._wake(record)
         at = record.moment.later(self.shift_ms)
-        failure = Failure(record.invocation, record.kind, record.code, record.run_ms)
+        death = record.death(self._account.component_id)
         decision = record.decision
         if not _is_given(record):
-            decision = decide(book_keeping.history_of(self._account, at), failure, self._rules, at)
+            decision = decide(book_keeping.history_of(self._account, at), death, self._rules, at)
         self._held = record.action == "hold"
-        self._account, _ = book_keeping.book(self._account, failure, decision, self._rules, at)
+        self._account, _ = book_keeping.book(self._account, death, decision, self._rules, at)
         self._masked = decision.action == "fail"
         if decision.action == record.action == "restart":
             self.shift_ms += decision.delay_ms - record.delay_ms

@@ -51,9 +51,14 @@ class Paths(NamedTuple):
         return f"{self.runtime}/nomarr/pending"
 
     @property
-    def stop(self) -> str:
-        """A mark for each run that somebody asked to stop."""
-        return f"{self.runtime}/nomarr/stop"
+    def untold(self) -> str:
+        """Deaths that are booked and that the supervisor has not answered for."""
+        return f"{self.runtime}/nomarr/untold"
+
+    @property
+    def lock(self) -> str:
+        """Locked by whoever decides or acts about workers: controller, reconciler, nomarrctl."""
+        return f"{self.runtime}/nomarr/lock"
 
     @property
     def health(self) -> str:
@@ -97,7 +102,7 @@ def user_paths() -> Paths:
 
 def make_directories(paths: Paths) -> None:
     """What the programs expect to be there; what is there stays as it is."""
-    for directory in (f"{paths.runtime}/nomarr", paths.stop, paths.state, paths.hold):
+    for directory in (f"{paths.runtime}/nomarr", paths.state, paths.hold):
         os.makedirs(directory, 0o755, exist_ok=True)
     for directory in (paths.pending, paths.spool):
         os.makedirs(directory, 0o700, exist_ok=True)

@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar
 
 from nomarr_systemd.core import account as book_keeping
 from nomarr_systemd.core.account import Account, Statistics
-from nomarr_systemd.core.death import Failure
+from nomarr_systemd.core.death import Death
 from nomarr_systemd.core.errors import KeyExists, StaleRevision, StoreUnavailable
 from nomarr_systemd.core.ids import parse_component, split_invocation
 from nomarr_systemd.core.ledger_record import Record
@@ -44,7 +44,7 @@ class Ledger:
     # Failures and what is done about them
 
     def record_failure(
-        self, component_id: str, failure: Failure, rules: Rules, *, at: Moment | None = None
+        self, death: Death, rules: Rules, *, at: Moment | None = None, current: bool = True
     ) -> Booked:
         """Decide about a failure and put it on record, once per invocation.
 
@@ -52,30 +52,23 @@ class Ledger:
         what was decided the first time.
         """
         now = at or self._clock()
-        split_invocation(failure.invocation)
+        split_invocation(death.invocation)
 
         def change(account: Account) -> tuple[Account, Booked]:
-            after, record = book_keeping.record_failure(account, failure, rules, now)
+            after, record = book_keeping.record_failure(account, death, rules, now, current=current)
             return after, Booked(record, after is not account)
 
-        return self._change(component_id, change)
+        return self._change(death.component_id, change)
 
-    def record_failures(self, failures: Iterable[tuple[str, Failure, Rules]]) -> list[Booked]:
-        """Many at once, durable together."""
-        with self._store.batch():
-            return [self.record_failure(*failure) for failure in failures]
-
-    def book(
-        self, component_id: str, failure: Failure, decision: Decision, rules: Rules, at: Moment
-    ) -> Booked:
+    def book(self, death: Death, decision: Decision, rules: Rules, at: Moment) -> Booked:
         """Put a decision on record that was taken while the store was away, once."""
-        split_invocation(failure.invocation)
+        split_invocation(death.invocation)
 
         def change(account: Account) -> tuple[Account, Booked]:
-            after, record = book_keeping.book(account, failure, decision, rules, at)
+            after, record = book_keeping.book(account, death, decision, rules, at)
             return after, Booked(record, after is not account)
 
-        return self._change(component_id, change)
+        return self._change(death.component_id, change)
 
     def set_effect(self, component_id: str, invocation: str, effect: str) -> None:
         """A decision was ``scheduled`` or is ``done``."""
@@ -170,6 +163,18 @@ class Ledger:
             component_id,
             lambda account: (book_keeping.mark_failed(account, failure_reason, now), None),
         )
+
+    def mark_failed(self, component_id: str, failure_reason: str, invocation: str) -> None:
+        """Record that this death fails the worker for good; its mask is owed."""
+        now = self._clock()
+
+        def change(account: Account) -> tuple[Account, None]:
+            if account.find(invocation, ("fail",)):
+                return account, None
+            marked = book_keeping.mark_failed(account, failure_reason, now, invocation=invocation)
+            return marked, None
+
+        self._change(component_id, change)
 
     def remove_restart_state(self, component_id: str) -> None:
         """Forget the worker altogether: it was removed from the configuration."""

@@ -9,25 +9,25 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Iterable
 from types import NoneType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-from nomarr_systemd.core.death import Failure
-from nomarr_systemd.core.errors import BadDocument, BadName, StoreUnavailable
+from nomarr_systemd.core.death import Death
+from nomarr_systemd.core.errors import BadName, StoreUnavailable
 from nomarr_systemd.core.ids import parse_component, split_invocation
 from nomarr_systemd.core.ledger_record import DECISIONS
-from nomarr_systemd.core.policy import Decision, Evidence, Rules
+from nomarr_systemd.core.policy import Decision, Evidence
 from nomarr_systemd.core.time import Moment
+from nomarr_systemd.core.world import Spooled
 from nomarr_systemd.host.files import remove, sync_directory, write_durably
-from nomarr_systemd.ledger.ledger import Booked, Ledger
 
 SUFFIX = ".json"
 BAD_SUFFIX = ".bad"
 MAX_BYTES = 65536
 
-# A failure's fields, each with the types it may have.
-_FAILURE: Final[dict[str, tuple[type, ...]]] = {
+# The fields of a death that are kept, each with the types it may have.
+_DEATH: Final[dict[str, tuple[type, ...]]] = {
     "invocation": (str,),
     "kind": (str,),
     "code": (int,),
@@ -40,22 +40,6 @@ _FAILURE: Final[dict[str, tuple[type, ...]]] = {
 }
 
 
-class Spooled(NamedTuple):
-    """One failure, what was decided without the store, and when."""
-
-    component_id: str
-    failure: Failure
-    decision: Decision
-    at: Moment
-
-
-class Replay(NamedTuple):
-    """What a replay did: bookings in order of time, and files that were no failures."""
-
-    booked: list[tuple[Spooled, Booked]]
-    bad: list[str]
-
-
 class Spool:
     """The directory ``<state>/spool``."""
 
@@ -64,8 +48,8 @@ class Spool:
 
     def write(self, entry: Spooled) -> None:
         """Keep an entry, durably. Writing it again is harmless."""
-        split_invocation(entry.failure.invocation)  # it becomes a file's name
-        path = os.path.join(self.directory, entry.failure.invocation + SUFFIX)
+        split_invocation(entry.death.invocation)  # it becomes a file's name
+        path = os.path.join(self.directory, entry.death.invocation + SUFFIX)
         try:
             if not os.path.isdir(self.directory):
                 os.makedirs(self.directory, 0o700, exist_ok=True)
@@ -82,7 +66,7 @@ class Spool:
         entries, bad = [], []
         try:
             names = os.listdir(self.directory)
-        except FileNotFoundError:
+        except OSError:  # not there, or what is there is no directory
             return [], []
         for name in names:
             if not name.endswith(SUFFIX):
@@ -94,37 +78,27 @@ class Spool:
                 continue  # another process has booked it
             except (OSError, ValueError, BadName, RecursionError):
                 bad.append(name)
-        return sorted(entries, key=lambda entry: (entry.at.wall_ms, entry.failure.invocation)), bad
+        return sorted(entries, key=lambda entry: (entry.at.wall_ms, entry.death.invocation)), bad
 
-    def replay(self, ledger: Ledger, rules_for: Callable[[str], Rules]) -> Replay:
-        """Book every entry and remove its file. Raises StoreUnavailable if the store is still
-        away; what was booked by then is done. A file that is no failure is set aside."""
-        entries, bad = self.read()
-        booked = []
-        for entry in entries:
-            name = entry.failure.invocation + SUFFIX
-            rules = rules_for(entry.component_id)
-            try:
-                result = ledger.book(*entry[:3], rules, entry.at)
-            except BadDocument:
-                bad.append(name)
-                continue
-            remove(os.path.join(self.directory, name))
-            booked.append((entry, result))
-        for name in bad:
-            path = os.path.join(self.directory, name)
-            with contextlib.suppress(FileNotFoundError):
-                os.rename(path, path.removesuffix(SUFFIX) + BAD_SUFFIX)
-        if booked or bad:
+    def remove(self, invocations: Iterable[str]) -> None:
+        """Remove entries that are booked."""
+        names = [os.path.join(self.directory, each + SUFFIX) for each in invocations]
+        gone = [remove(name) for name in names]
+        if any(gone):
             sync_directory(self.directory)
-        return Replay(booked, bad)
+
+    def set_aside(self, name: str) -> None:
+        """Rename a file that is no entry, so that it is not read again."""
+        path = os.path.join(self.directory, name)
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(path, path.removesuffix(SUFFIX) + BAD_SUFFIX)
 
 
 def _encode(entry: Spooled) -> bytes:
     decision = {**entry.decision._asdict(), "evidence": entry.decision.evidence._asdict()}
     document = {
-        "component_id": entry.component_id,
-        "failure": entry.failure._asdict(),
+        "component_id": entry.death.component_id,
+        "failure": {name: getattr(entry.death, name) for name in _DEATH},
         "decision": decision,
         "at": entry.at._asdict(),
     }
@@ -138,12 +112,12 @@ def _decode(content: bytes, invocation: str) -> Spooled:
         raise ValueError("not an object")
     decision = _table(document, "decision")
     entry = Spooled(
-        parse_component(_checked(document, "component_id", str)).component_id,
-        Failure(
+        Death(
+            parse_component(_checked(document, "component_id", str)).component_id,
             **{
                 name: _checked(_table(document, "failure"), name, *types)
-                for name, types in _FAILURE.items()
-            }
+                for name, types in _DEATH.items()
+            },
         ),
         Decision(
             _checked(decision, "action", str),
@@ -162,8 +136,8 @@ def _decode(content: bytes, invocation: str) -> Spooled:
             _checked(_table(document, "at"), "boottime_ms", int),
         ),
     )
-    split_invocation(entry.failure.invocation)
-    if entry.failure.invocation != invocation or entry.decision.action not in DECISIONS:
+    split_invocation(entry.death.invocation)
+    if entry.death.invocation != invocation or entry.decision.action not in DECISIONS:
         raise ValueError("the file has another failure's name, or no decision")
     return entry
 
@@ -178,4 +152,6 @@ def _checked(table: dict[str, Any], name: str, *types: type) -> Any:
     value = table.get(name)
     if type(value) not in types:
         raise ValueError(f"{name} is not what it should be")
+    if isinstance(value, str):
+        value.encode()  # half a surrogate pair, which JSON can write, no store can keep
     return value

@@ -235,7 +235,7 @@ def check_store(patient: Patient) -> Found:
 def check_rights(patient: Patient) -> Found:
     paths = patient.paths
     owner = os.getuid() if patient.scope.user else 0
-    for path in (paths.state, paths.hold, paths.pending, paths.stop):
+    for path in (paths.state, paths.hold, paths.pending):
         facts = os.stat(path)
         if facts.st_uid != owner:
             yield "bad", f"{path} belongs to uid {facts.st_uid}", f"chown {owner} {path}"

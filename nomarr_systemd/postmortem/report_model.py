@@ -22,11 +22,11 @@ class DeathFacts(NamedTuple):
     code: int
     line: str
     at_ms: int
-    run_ms: int | None
-    job: str
-    memory_peak: int  # bytes; 0: unknown
-    memory_max: str
-    progress_age_s: float | None
+    run_ms: int | None = None
+    job: str = ""
+    memory_peak: int = 0  # bytes; 0: unknown
+    memory_max: str = ""
+    progress_age_s: float | None = None
 
     @property
     def never_ran(self) -> bool:

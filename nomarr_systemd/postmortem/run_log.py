@@ -11,6 +11,7 @@ import os
 import re
 from typing import Final, NamedTuple
 
+from nomarr_systemd.core.death import name_signal
 from nomarr_systemd.core.ids import Component
 from nomarr_systemd.core.text import clean_lines
 from nomarr_systemd.postmortem.stack_traces import Trace, recognise
@@ -210,7 +211,7 @@ def _take_facts(log: RunLog, entry: Entry) -> RunLog:
         case message_id if message_id == EXITED and entry.get("COMMAND") in ("", "ExecStart"):
             return log._replace(
                 exit_code=entry.get("EXIT_CODE"),
-                exit_status=entry.get("EXIT_STATUS"),
+                exit_status=_name_status(entry.get("EXIT_CODE"), entry.get("EXIT_STATUS")),
                 ended_us=entry.wall_us,
             )
         case message_id if message_id == FAILED:
@@ -274,6 +275,12 @@ def _make_line(entry: Entry, text: str) -> Line:
     return Line(
         entry.wall_us, clean_lines(source, 40)[0], pid, _number(entry.get("PRIORITY"), 6), text
     )
+
+
+def _name_status(code: str, status: str) -> str:
+    """Return an exit status as core.death takes it: of a signal the name."""
+    is_signal = code in ("killed", "dumped") and status.isdigit()
+    return name_signal(_number(status)) if is_signal else status
 
 
 def _number(text: str, default: int = 0) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Final
 
-from nomarr_systemd.core.death import LABELS, Exit, classify, recall
+from nomarr_systemd.core.death import LABELS, Death, classify, exit_words, recall
 from nomarr_systemd.core.ledger_record import Record
 from nomarr_systemd.core.text import clean, clean_lines
 from nomarr_systemd.postmortem import run_log
@@ -14,7 +14,7 @@ from nomarr_systemd.postmortem.report import describe_now
 from nomarr_systemd.postmortem.report_model import DeathFacts, Report
 from nomarr_systemd.postmortem.run_log import JournalTerms, Line, RunLog
 from nomarr_systemd.postmortem.stack_traces import fingerprint
-from nomarr_systemd.postmortem.witnesses import Witnesses, ask_label, read_frames, spell_status
+from nomarr_systemd.postmortem.witnesses import Witnesses, ask_label, read_frames
 from nomarr_systemd.systemd.journal_reader import Journal
 from nomarr_systemd.systemd.manager import Manager, ManagerError
 
@@ -82,7 +82,7 @@ def _report_start(witnesses: Witnesses, journal: Journal, terms: JournalTerms) -
     texts = clean_lines(failed.text)
     lines = tuple(Line(failed.wall_us, "systemd", None, 4, text) for text in texts)
     ended = classify("", start_job=True)
-    death = DeathFacts("", *ended[:3], failed.wall_us // 1000, None, "", 0, "", None)
+    death = DeathFacts("", ended.kind, ended.code, ended.line, failed.wall_us // 1000)
     report = _report_death(witnesses, journal, terms, death, RunLog(lines=lines))
     return report._replace(broken=_find_broken(witnesses))
 
@@ -109,15 +109,16 @@ def _report_death(
     )
 
 
-def judge(witnesses: Witnesses, log: RunLog, record: Record | None, run: str, label: str) -> Exit:
+def judge(witnesses: Witnesses, log: RunLog, record: Record | None, run: str, label: str) -> Death:
     """Return how the run ended: the class of the ledger, with systemd's words if they are left."""
     if record is not None and record.kind == "start-job":
         return classify("", start_job=True)
     words = ("", "", "")
     if log.result or log.exit_code:
-        words = (log.result, log.exit_code, spell_status(log.exit_code, log.exit_status))
+        words = (log.result, log.exit_code, log.exit_status)
     elif witnesses.invocation == run:
-        words = witnesses.exit_words()
+        main = (witnesses.facts.get(name, "") for name in ("ExecMainCode", "ExecMainStatus"))
+        words = (witnesses.facts.get("Result", ""), *exit_words(*main))
     if record is not None:
         # If the class is one of a label, that was the supervisor's label when it was booked.
         labels = [name for name, outcome in LABELS.items() if outcome.kind == record.kind]
@@ -143,7 +144,7 @@ def _report_no_death(witnesses: Witnesses) -> Report:
 
 
 def _make_death(
-    witnesses: Witnesses, log: RunLog, record: Record | None, invocation: str, ended: Exit
+    witnesses: Witnesses, log: RunLog, record: Record | None, invocation: str, ended: Death
 ) -> DeathFacts:
     is_current = witnesses.invocation == invocation.partition("#")[0]
     at_ms = log.ended_us // 1000
@@ -160,9 +161,15 @@ def _make_death(
         peak = 0 if peak >= 1 << 63 else peak
     limit = witnesses.facts.get("MemoryMax", "")
     return DeathFacts(
-        invocation, *ended[:3], at_ms or witnesses.now.wall_ms, run_ms, "", peak,
-        "" if limit in ("infinity", "[not set]") else limit, None,
-    )  # fmt: skip
+        invocation,
+        ended.kind,
+        ended.code,
+        ended.line,
+        at_ms or witnesses.now.wall_ms,
+        run_ms,
+        memory_peak=peak,
+        memory_max="" if limit in ("infinity", "[not set]") else limit,
+    )
 
 
 def _note_journal(witnesses: Witnesses, journal: Journal, report: Report) -> list[str]:

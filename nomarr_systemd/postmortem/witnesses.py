@@ -12,7 +12,6 @@ from typing import Any, Final, NamedTuple
 from nomarr_systemd.config.values import Config
 from nomarr_systemd.core import account as book_keeping
 from nomarr_systemd.core.account import Account
-from nomarr_systemd.core.death import name_signal
 from nomarr_systemd.core.errors import BadName, ConfigError, NoSuchWorker
 from nomarr_systemd.core.frames import PREFIX
 from nomarr_systemd.core.ids import Component, parse_component, split_invocation
@@ -31,7 +30,6 @@ FACTS: Final = (
     "ActiveEnterTimestampMonotonic", "Requires", "Requisite", "BindsTo", "MemoryMax", "MemoryPeak",
     "Slice", "User", "ControlGroup", "ExecMainPID",
 )  # fmt: skip
-_EXIT_CODES: Final = {"1": "exited", "2": "killed", "3": "dumped"}
 _LIVE_S: Final = 0.3
 Facts = dict[str, str]
 
@@ -69,19 +67,6 @@ class Witnesses(NamedTuple):
         """Return one of systemd's monotonic timestamps as wall time; 0 if it is not set."""
         value = int(self.facts.get(name) or 0) // 1000
         return self.now.wall_ms - (time.monotonic_ns() // 1_000_000 - value) if value else 0
-
-    def exit_words(self) -> tuple[str, str, str]:
-        """Return result, exit code and exit status of the last run, as core.death takes them."""
-        code = _EXIT_CODES.get(self.facts.get("ExecMainCode", ""), "")
-        status = self.facts.get("ExecMainStatus", "")
-        return self.facts.get("Result", ""), code, spell_status(code, status)
-
-
-def spell_status(code: str, status: str) -> str:
-    """Return systemd's exit status as text; of a signal its name."""
-    if code in ("killed", "dumped") and status.isascii() and status.isdigit():
-        return name_signal(int(status[:4]))
-    return status
 
 
 def gather(paths: Paths, component: Component) -> Witnesses:

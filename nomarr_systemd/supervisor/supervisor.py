@@ -67,7 +67,7 @@ class Supervisor:
         self._limited = Limited()
         self._taking = False  # frames: subscribers see where they lead, not each step
         self._pipes = pipes.Pipes(paths.health)
-        self._units = Units(paths.runtime, paths.stop)
+        self._units = Units(paths.runtime, f"{paths.runtime}/nomarr/stop")
         eyes = Eyes(self._find_invocation, self._units.was_asked_to_stop)
         self.queues = Queues(loop, eyes, self.registry)
         self.settle: Callable[[str, str, str], None] = self.queues.settle

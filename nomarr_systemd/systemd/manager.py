@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 from nomarr_systemd.core.errors import NomarrError
 from nomarr_systemd.core.ids import Component
@@ -33,7 +33,8 @@ _INTERFACE: Final = "org.freedesktop.systemd1."
 _EVERY_UNITS: Final = frozenset(
     (
         *("ActiveEnterTimestampMonotonic", "ActiveState", "BindsTo", "ConditionResult"),
-        *("ConditionTimestampMonotonic",),
+        *("ConditionTimestampMonotonic", "InactiveEnterTimestampMonotonic"),
+        *("InactiveExitTimestampMonotonic",),
         *("InvocationID", "Job", "LoadError", "LoadState", "Requires", "Requisite", "SubState"),
         *("UnitFileState",),
     )
@@ -43,6 +44,8 @@ _GONE: Final = (
     "org.freedesktop.DBus.Error.UnknownObject",
 )
 _REPLACE_TRIES: Final = 100
+_STARTED: Final = "UserspaceTimestampMonotonic"
+_Key = TypeVar("_Key")
 
 
 class ManagerError(NomarrError):
@@ -87,13 +90,25 @@ class Manager:
 
         What a unit of its kind does not have is empty.
         """
+        return self.show_each(dict.fromkeys(units, properties))
+
+    def show_each(self, questions: Mapping[str, Sequence[str]]) -> dict[str, dict[str, str]]:
+        """The properties that are asked for of each unit, as texts; one trip for all."""
         calls = [
             Call("Get", "ss", (_interface_of(unit, name), name), unit_path(unit), PROPERTIES)
-            for unit in units
+            for unit, properties in questions.items()
             for name in properties
         ]
+        if self._started_us is None:  # a timer will need it
+            calls.append(Call("Get", "ss", (MANAGER, _STARTED), interface=PROPERTIES))
         answers = iter(self._ask_all(calls))
-        return {unit: {name: _as_text(next(answers)) for name in properties} for unit in units}
+        shown = {
+            unit: {name: _as_text(next(answers)) for name in properties}
+            for unit, properties in questions.items()
+        }
+        for started in answers:
+            self._started_us = int(_as_text(started))
+        return shown
 
     def show_manager(self, *properties: str) -> dict[str, str]:
         """Properties of the manager itself."""
@@ -108,6 +123,16 @@ class Manager:
     def start(self, unit: str) -> None:
         """Queue a start and do not wait for it."""
         self._ask(Call("StartUnit", "ss", (unit, "replace")))
+
+    def start_all(self, units: Iterable[str]) -> dict[str, ManagerError | None]:
+        """Queue starts and do not wait for them; what systemd said to each. One trip for all."""
+        return self._try_all({unit: Call("StartUnit", "ss", (unit, "replace")) for unit in units})
+
+    def stop_all(self, units: Iterable[str]) -> dict[str, ManagerError | None]:
+        """Queue stops and do not wait for them; a unit that is not loaded is stopped."""
+        calls = {unit: Call("StopUnit", "ss", (unit, "replace")) for unit in units}
+        answers = self._try_all(calls)
+        return {u: None if isinstance(a, NotLoaded) else a for u, a in answers.items()}
 
     def begin_stop(self, unit: str) -> None:
         """Queue a stop and do not wait for it; one that is not there is stopped."""
@@ -149,16 +174,30 @@ class Manager:
         """Have it read its configuration again, or begin; waits until it is ready."""
         self._call("systemctl", "reload-or-restart", unit)
 
-    def schedule_restart(self, component: Component, due_ms: int) -> None:
-        """A timer that starts ``nomarr-restart@`` once, at this CLOCK_MONOTONIC time.
+    def schedule_all(self, due_ms: Mapping[Component, int]) -> dict[Component, ManagerError | None]:
+        """Make timers that start ``nomarr-restart@`` once, at these CLOCK_MONOTONIC times; what
+        systemd said to each. One trip for all, but for those that have a timer already."""
+        calls = {each: self._timer_call(each, when) for each, when in due_ms.items()}
+        answers = self._try_all(calls)
+        for component, answer in answers.items():
+            if isinstance(answer, AlreadyThere):
+                answers[component] = self._replace_timer(component, calls[component])
+        return answers
 
-        By OnStartupSec=, an absolute time: OnActiveSec= begins again at every daemon-reload. It
-        stays when it has elapsed, so that one that is gone was cancelled. One that is there
-        already is replaced.
-        """
+    def _replace_timer(self, component: Component, call: Call) -> ManagerError | None:
+        for _ in range(_REPLACE_TRIES):
+            self.cancel_timer(component)  # unloaded as soon as the manager comes round to it
+            answer = self._try_all({component: call})[component]
+            if not isinstance(answer, AlreadyThere):
+                return answer
+            time.sleep(0.002)
+        return Refused(f"{timer_of(component)} is there and cannot be replaced")
+
+    def _timer_call(self, component: Component, due_ms: int) -> Call:
+        """By OnStartupSec=, an absolute time: OnActiveSec= begins again at every daemon-reload. The
+        timer stays when it has elapsed, so that one that is gone was cancelled."""
         if self._started_us is None:
-            shown = self.show_manager("UserspaceTimestampMonotonic")
-            self._started_us = int(shown["UserspaceTimestampMonotonic"])
+            self._started_us = int(self.show_manager(_STARTED)[_STARTED])
         # Whole milliseconds, or a daemon-reload would round it.
         since_start_us = max(0, due_ms - self._started_us // 1000) * 1000
         settings = [
@@ -169,22 +208,7 @@ class Manager:
             ("PartOf", ("as", [component.unit, TARGET])),
         ]
         arguments: tuple[Any, ...] = (timer_of(component), "replace", settings, [])
-        for _ in range(_REPLACE_TRIES):
-            try:
-                self._ask(Call("StartTransientUnit", "ssa(sv)a(sa(sv))", arguments))
-                return
-            except AlreadyThere:
-                self.cancel_timer(component)  # unloaded as soon as the manager comes round to it
-                time.sleep(0.002)
-        raise Refused(f"{timer_of(component)} is there and cannot be replaced")
-
-    def timer_state(self, component: Component) -> str:
-        """``waiting``, ``running`` (its service too), ``elapsed``, or ``dead``: there is none."""
-        timer = timer_of(component)
-        # A manager with much to do has answered before it got round to start it. First the job,
-        # then what has come of it, or both could be missed.
-        shown = self.show([timer], ["Job", "SubState"])[timer]
-        return "waiting" if shown["SubState"] == "dead" and shown["Job"] else shown["SubState"]
+        return Call("StartTransientUnit", "ssa(sv)a(sa(sv))", arguments)
 
     def close(self) -> None:
         self._bus.close()
@@ -193,21 +217,29 @@ class Manager:
         return self._ask_all([call])[0]
 
     def _ask_all(self, calls: Sequence[Call]) -> list[list[Any]]:
-        try:
-            answers = self._bus.call_all(calls)
-        except BusError as error:
-            raise ManagerError(str(error)) from error
         found = []
-        for call, answer in zip(calls, answers, strict=True):
+        for call, answer in zip(calls, self._exchange(calls), strict=True):
             if not isinstance(answer, BusError):
                 found.append(answer)
             elif call.interface == PROPERTIES and answer.name in _GONE:
                 found.append([""])
             else:
-                kind = _ERRORS.get(answer.name, Refused)
-                what = " ".join(str(word) for word in call.arguments[:1])
-                raise kind(f"{call.member} {what}: {answer}")
+                raise _refusal(call, answer)
         return found
+
+    def _try_all(self, calls: Mapping[_Key, Call]) -> dict[_Key, ManagerError | None]:
+        """Many calls in one trip; a refusal of one is no matter of the others."""
+        answers = self._exchange(list(calls.values())) if calls else []
+        return {
+            key: _refusal(call, answer) if isinstance(answer, BusError) else None
+            for (key, call), answer in zip(calls.items(), answers, strict=True)
+        }
+
+    def _exchange(self, calls: Sequence[Call]) -> list[list[Any] | BusError]:
+        try:
+            return self._bus.call_all(calls)
+        except BusError as error:
+            raise ManagerError(str(error)) from error
 
     def _call(self, program: str, *arguments: str, fine: Sequence[int] = (0,)) -> None:
         import subprocess  # slow to import, and no restart needs it
@@ -225,8 +257,21 @@ class Manager:
             raise kind(f"{program} {' '.join(arguments)[:200]}: {said}")
 
 
+def _refusal(call: Call, answer: BusError) -> Refused:
+    what = " ".join(str(word) for word in call.arguments[:1])
+    return _ERRORS.get(answer.name, Refused)(f"{call.member} {what}: {answer}")
+
+
 def timer_of(component: Component) -> str:
     return f"nomarr-restart@{component.instance}.timer"
+
+
+def read_timer(shown: Mapping[str, str]) -> Literal["none", "waiting", "elapsed"]:
+    """Read the state of a restart's timer from its Job and SubState."""
+    if shown["SubState"] == "elapsed":
+        return "elapsed"
+    # A manager with much to do has answered before it got round to start it.
+    return "waiting" if shown["SubState"] in ("waiting", "running") or shown["Job"] else "none"
 
 
 def monotonic_ms() -> int:

@@ -8,7 +8,7 @@ import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator
 
-from nomarr_systemd.core.death import Failure
+from nomarr_systemd.core.death import Death
 from nomarr_systemd.core.policy import Rules
 from nomarr_systemd.ledger.ledger import Ledger
 from nomarr_systemd.store.publish import Publisher
@@ -22,8 +22,9 @@ RULES = Rules(max_restarts=100, max_lifetime_restarts=0)
 _numbers = itertools.count(1)
 
 
-def a_failure() -> Failure:
-    return Failure(f"{next(_numbers):032x}", "signal", -11, 1234)
+def a_death(worker: int) -> Death:
+    component = f"worker:tag:{worker}"
+    return Death(component, f"{next(_numbers):032x}", "signal", -11, run_ms=1234)
 
 
 def bare_commit(path: str) -> tuple[sqlite3.Connection, Callable[[], object]]:
@@ -51,14 +52,15 @@ def measure() -> None:
             store = SqliteStore(place, "policy", publisher=publisher)
             ledger = Ledger(store)
             for n in range(ROUNDS):
-                past = [(f"tag-{n}", a_failure(), RULES) for _ in range(records)]
-                ledger.record_failures(past)
+                with store.batch():
+                    for _ in range(records):
+                        ledger.record_failure(a_death(n), RULES)
             workers = iter(range(ROUNDS))  # each round another one, so that none has more
             # The floor anew for each: file system and disk have moods.
             db, commit = bare_commit(f"{place}/bare.db")
 
             def record(ledger: Ledger = ledger, workers: Iterator[int] = workers) -> None:
-                ledger.record_failure(f"tag-{next(workers)}", a_failure(), RULES)
+                ledger.record_failure(a_death(next(workers)), RULES)
 
             floor, ours = compare([commit, record], ROUNDS)
             report(name, f"{ours * 1e3:.2f} ms, {ours / floor:.2f}", "bar 2" if not public else "")
@@ -70,7 +72,9 @@ def measure() -> None:
         ledger = Ledger(store)
 
         def record_many() -> None:
-            ledger.record_failures((f"tag-{n}", a_failure(), RULES) for n in range(BATCH))
+            with store.batch():
+                for n in range(BATCH):
+                    ledger.record_failure(a_death(n), RULES)
 
         (many,) = compare([record_many], 10)
         report(f"record {BATCH} failures at once, each", f"{many / BATCH * 1e3:.3f} ms")

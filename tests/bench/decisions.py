@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from nomarr_systemd.core import account as book
 from nomarr_systemd.core.account import Account
-from nomarr_systemd.core.death import Failure
 from nomarr_systemd.core.frames import EVENTS
 from nomarr_systemd.core.health import REGISTERED, HealthRules, State, step
 from nomarr_systemd.core.policy import History, Rules, decide
 from nomarr_systemd.core.time import Moment
 from tests.bench.timing import compare, repeat, report
+from tests.support.moments import death
 
 TIMES = 2000
 
@@ -18,7 +18,7 @@ def history_of(records: int, rules: Rules, now: Moment) -> History:
     account = Account("worker:tag:0")
     for number in range(records):
         moment = now.later(-1000 * (records - number))
-        failure = Failure(f"{number:032x}", "signal", -11)
+        failure = death(f"{number:032x}", "signal", -11)
         account, _ = book.record_failure(account, failure, rules, moment)
     return book.history_of(account, now)
 
@@ -26,7 +26,7 @@ def history_of(records: int, rules: Rules, now: Moment) -> History:
 def measure() -> None:
     now = Moment(1_700_000_000_000, "b" * 32, 9_000_000)
     rules = Rules(max_restarts=100, max_lifetime_restarts=0)
-    failure = Failure("f" * 32, "signal", -11)
+    failure = death("f" * 32, "signal", -11)
     few, many = (history_of(records, rules, now) for records in (10, 99))
     full = history_of(100, rules, now)
     restart, flat, refusal = compare(

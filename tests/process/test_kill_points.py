@@ -12,21 +12,22 @@ from pathlib import Path
 
 import pytest
 
-from nomarr_systemd.core.death import Failure
 from nomarr_systemd.core.policy import Rules
 from nomarr_systemd.ledger.ledger import Ledger
 from nomarr_systemd.ledger.spool import Spool
 from nomarr_systemd.store.publish import Publisher
 from nomarr_systemd.store.sqlite.store import SqliteStore
 from tests.support.kill_points import at_each, kill, kill_points
-from tests.support.spooled import entry
+from tests.support.moments import death
+from tests.support.spooled import entry, replay
 
 RULES = Rules(backoff_jitter=0)
 RUN = f"{7:032x}"
 
 BOOK = """
 import os, sys
-from nomarr_systemd.core.death import Failure
+from nomarr_systemd.core.death import Death
+from tests.support.moments import death
 from nomarr_systemd.core.policy import Rules
 from nomarr_systemd.ledger.ledger import Ledger
 from nomarr_systemd.store.publish import Publisher
@@ -35,8 +36,8 @@ from nomarr_systemd.store.sqlite.store import SqliteStore
 directory = sys.argv[1]
 store = SqliteStore(directory, "policy", publisher=Publisher(os.path.join(directory, "public")))
 ledger = Ledger(store)
-ledger.record_failure("tag-0", Failure(f"{7:032x}", "signal", -9), Rules(backoff_jitter=0))
-ledger.set_effect("tag-0", f"{7:032x}", "scheduled")
+ledger.record_failure(death(f"{7:032x}", "signal", -9), Rules(backoff_jitter=0))
+ledger.set_effect("tag-0", f"{7:032x}", "started")
 store.close()
 """
 
@@ -50,13 +51,13 @@ Spool(sys.argv[1]).write(entry(7))
 
 REPLAY = """
 import os, sys
-from nomarr_systemd.core.policy import Rules
 from nomarr_systemd.ledger.ledger import Ledger
 from nomarr_systemd.ledger.spool import Spool
 from nomarr_systemd.store.sqlite.store import SqliteStore
+from tests.support.spooled import replay
 
 store = SqliteStore(os.path.join(sys.argv[1], "state"), "policy")
-Spool(os.path.join(sys.argv[1], "spool")).replay(Ledger(store), lambda _: Rules(backoff_jitter=0))
+replay(Spool(os.path.join(sys.argv[1], "spool")), Ledger(store))
 store.close()
 """
 
@@ -75,7 +76,7 @@ def test_a_booking_killed_anywhere(tmp_path: Path, earlier: int) -> None:
         store, ledger = ledger_at(directory)
         with store.batch():
             for number in range(1000, 1000 + earlier):
-                ledger.record_failure("tag-0", Failure(f"{number:032x}", held="paused"), RULES)
+                ledger.record_failure(death(f"{number:032x}", held="paused"), RULES)
         store.close()
 
     prepare(tmp_path / "good")
@@ -90,12 +91,12 @@ def test_a_booking_killed_anywhere(tmp_path: Path, earlier: int) -> None:
         store, ledger = ledger_at(directory)
         before = ledger.account("tag-0")
         assert before.restart_count in (0, 1)
-        booked = ledger.record_failure("tag-0", Failure(RUN, "signal", -9), RULES)
+        booked = ledger.record_failure(death(RUN, "signal", -9), RULES)
         assert booked.fresh == (before.restart_count == 0)
         after = ledger.account("tag-0")
         assert after.restart_count == 1
         assert [record.invocation for record in after.records].count(RUN) == 1
-        assert booked.record.effect in ("pending", "scheduled")
+        assert booked.record.effect in ("scheduled", "started")
         store.publish_all()
         shown = json.loads((directory / "public" / "tag-0.json").read_text())
         assert shown["restart_count"] == 1
@@ -136,7 +137,7 @@ def test_a_replay_killed_anywhere(tmp_path: Path) -> None:
         prepare(directory)
         kill(REPLAY, directory, name, number)
         store = SqliteStore(str(directory / "state"), "policy")
-        Spool(str(directory / "spool")).replay(Ledger(store), lambda _: RULES)
+        replay(Spool(str(directory / "spool")), Ledger(store))
         account = Ledger(store).account("tag-0")
         assert account.restart_count == 2
         assert [record.invocation for record in account.records] == [f"{1:032x}", f"{2:032x}"]

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from nomarr_systemd.core.death import Failure
 from nomarr_systemd.core.errors import BadName, StoreUnavailable
 from nomarr_systemd.ledger.ledger import Ledger
 from nomarr_systemd.ledger.spool import Spool
 from nomarr_systemd.store.sqlite.store import SqliteStore
-from tests.support.spooled import RULES, entry
+from tests.support.moments import death
+from tests.support.spooled import entry, replay
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def test_what_was_written_is_read_in_order_of_time(spool: Spool) -> None:
     late, early = entry(1, 50), entry(2, 10)
     start_job = entry(3, 20)
     start_job = start_job._replace(
-        failure=start_job.failure._replace(invocation=start_job.failure.invocation + "#1")
+        death=start_job.death._replace(invocation=start_job.death.invocation + "#1")
     )
     for each in (late, early, start_job):
         spool.write(each)
@@ -46,15 +46,15 @@ def test_what_was_written_is_read_in_order_of_time(spool: Spool) -> None:
 
 def test_an_empty_spool(spool: Spool, ledger: Ledger) -> None:
     assert spool.read() == ([], [])
-    assert spool.replay(ledger, lambda _: RULES) == ([], [])
+    assert replay(spool, ledger) == ([], [])
 
 
 def test_a_replay_books_once_and_cleans_up(spool: Spool, ledger: Ledger) -> None:
     spool.write(entry(1, 10))
     spool.write(entry(2, 20))
     spool.write(entry(3, 20, "library-4"))
-    replay = spool.replay(ledger, lambda _: RULES)
-    assert [result.fresh for _, result in replay.booked] == [True, True, True]
+    done = replay(spool, ledger)
+    assert [result.fresh for _, result in done.booked] == [True, True, True]
     assert os.listdir(spool.directory) == []
     account = ledger.account("tag-0")
     assert account.restart_count == 2
@@ -62,8 +62,8 @@ def test_a_replay_books_once_and_cleans_up(spool: Spool, ledger: Ledger) -> None
     assert [record.delay_ms for record in account.records] == [60_000, 60_000]
     # Killed between the booking and the unlinking: the file is still there.
     spool.write(entry(2, 20))
-    replay = spool.replay(ledger, lambda _: RULES)
-    assert [result.fresh for _, result in replay.booked] == [False]
+    done = replay(spool, ledger)
+    assert [result.fresh for _, result in done.booked] == [False]
     assert ledger.account("tag-0").restart_count == 2
 
 
@@ -75,11 +75,11 @@ def test_a_store_that_is_still_away_keeps_the_files(spool: Spool, tmp_path: Path
     state.rename(tmp_path / "gone")
     state.write_text("not a directory")
     with pytest.raises(StoreUnavailable):
-        spool.replay(Ledger(store), lambda _: RULES)
+        replay(spool, Ledger(store))
     assert len(spool.read()[0]) == 1
     state.unlink()
     (tmp_path / "gone").rename(state)
-    assert len(spool.replay(Ledger(store), lambda _: RULES).booked) == 1
+    assert len(replay(spool, Ledger(store)).booked) == 1
     store.close()
 
 
@@ -101,11 +101,11 @@ def test_a_file_that_is_no_failure_is_set_aside(
     spool.write(entry(1))
     name = f"{9:032x}.json"
     Path(spool.directory, name).write_bytes(content)
-    replay = spool.replay(ledger, lambda _: RULES)
-    assert (len(replay.booked), replay.bad) == (1, [name])
+    done = replay(spool, ledger)
+    assert (len(done.booked), done.bad) == (1, [name])
     assert os.listdir(spool.directory) == [f"{9:032x}.bad"]
     assert Path(spool.directory, f"{9:032x}.bad").read_bytes() == content
-    assert spool.replay(ledger, lambda _: RULES) == ([], [])
+    assert replay(spool, ledger) == ([], [])
 
 
 @pytest.mark.parametrize(
@@ -130,8 +130,8 @@ def test_types_are_checked(spool: Spool, ledger: Ledger, good: bytes, bad: bytes
     path = Path(spool.directory, f"{1:032x}.json")
     assert good in path.read_bytes()
     path.write_bytes(path.read_bytes().replace(good, bad))
-    replay = spool.replay(ledger, lambda _: RULES)
-    assert (len(replay.booked), replay.bad) == (1, [path.name])
+    done = replay(spool, ledger)
+    assert (len(done.booked), done.bad) == (1, [path.name])
 
 
 def test_a_newer_versions_fields_are_passed_over(spool: Spool) -> None:
@@ -145,8 +145,8 @@ def test_strange_things_in_the_directory(spool: Spool, ledger: Ledger) -> None:
     spool.write(entry(1))
     Path(spool.directory, "zz.json").mkdir()
     Path(spool.directory, "gone.json").symlink_to("/nonexistent")
-    replay = spool.replay(ledger, lambda _: RULES)
-    assert (len(replay.booked), replay.bad) == (1, ["zz.json"])
+    done = replay(spool, ledger)
+    assert (len(done.booked), done.bad) == (1, ["zz.json"])
 
 
 def test_an_entry_is_durable_before_it_has_its_name(spool: Spool, tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_names_are_checked(spool: Spool) -> None:
 
 
 def test_an_invocation_cannot_leave_the_directory(spool: Spool) -> None:
-    bad = entry(1)._replace(failure=Failure("../../etc/passwd"))
+    bad = entry(1)._replace(death=death("../../etc/passwd"))
     with pytest.raises(BadName):
         spool.write(bad)
 

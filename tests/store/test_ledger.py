@@ -13,13 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from nomarr_systemd.core.death import Failure
 from nomarr_systemd.core.errors import BadName
+from nomarr_systemd.core.ids import parse_component
 from nomarr_systemd.core.policy import Decision, Evidence, Rules
 from nomarr_systemd.core.time import Moment
 from nomarr_systemd.ledger.ledger import Ledger
 from nomarr_systemd.store.protocol import POLICY_LEDGER, Store
 from nomarr_systemd.store.publish import Publisher
+from tests.support.moments import death
 from tests.support.places import Place, dump_place
 
 RULES = Rules(backoff_jitter=0)
@@ -52,9 +53,9 @@ def run(number: int) -> str:
 
 
 def test_a_failure_is_recorded_once(ledger: Ledger, clock: Clock) -> None:
-    first = ledger.record_failure(TAG, Failure(run(1), "signal", -9), RULES)
+    first = ledger.record_failure(death(run(1), "signal", -9), RULES)
     clock.second = 40
-    again = ledger.record_failure("tag-0", Failure(run(1), "exit", 78), RULES)
+    again = ledger.record_failure(death(run(1), "exit", 78), RULES)
     assert (first.fresh, again.fresh) == (True, False)
     assert again.record == first.record
     assert ledger.get_restart_state("nomarr-worker@tag-0.service") == (1, 1_700_000_000_000)
@@ -62,7 +63,7 @@ def test_a_failure_is_recorded_once(ledger: Ledger, clock: Clock) -> None:
 
 
 def test_the_document_is_the_designs(ledger: Ledger, store: Store) -> None:
-    ledger.record_failure(TAG, Failure(run(1)), RULES)
+    ledger.record_failure(death(run(1)), RULES)
     doc = store.get(POLICY_LEDGER, TAG)
     assert doc is not None
     named = ("component_id", "restart_count", "last_restart_wall_ms", "failed_at_wall_ms",
@@ -76,47 +77,50 @@ def test_the_crash_loop_to_its_end_and_back(ledger: Ledger, clock: Clock) -> Non
     actions = []
     for number, second in enumerate((0, 1, 3, 7, 15, 31)):
         clock.second = second
-        actions.append(ledger.record_failure(TAG, Failure(run(number)), RULES).record.action)
+        actions.append(ledger.record_failure(death(run(number)), RULES).record.action)
     assert actions == ["restart"] * 5 + ["fail"]
     assert ledger.account(TAG).failure_reason == "5 restarts within 5 min, the limit is 5"
     ledger.reset(TAG, by="uid 0")
     assert ledger.get_restart_state(TAG) == (0, None)
     assert ledger.account(TAG).records[-1].by == "uid 0"
-    assert ledger.record_failure(TAG, Failure(run(9)), RULES).record.delay_ms == 1000
+    assert ledger.record_failure(death(run(9)), RULES).record.delay_ms == 1000
     assert ledger.statistics(TAG, 300) == (6, 1, 1, 1 / 300, 0)
 
 
 def test_effects_and_what_is_unfinished(ledger: Ledger) -> None:
     for number, instance in enumerate(("tag-0", "tag-1", "library-0")):
-        ledger.record_failure(instance, Failure(run(number)), RULES)
-    ledger.record_failure("tag-2", Failure(run(7), stop_asked=True), RULES)
-    ledger.set_effect("tag-0", run(0), "scheduled")
+        component = parse_component(instance).component_id
+        ledger.record_failure(death(run(number), component=component), RULES)
+    ledger.record_failure(death(run(7), stop_asked=True, component="worker:tag:2"), RULES)
+    ledger.set_effect("tag-0", run(0), "started")
     ledger.set_effect("tag-1", run(1), "done")
     left = [(account.component_id, record.effect) for account, record in ledger.unfinished()]
-    assert left == [("worker:library:0", "pending"), ("worker:tag:0", "scheduled")]
+    assert left == [("worker:library:0", "scheduled"), ("worker:tag:0", "started")]
     ledger.record_manual("tag-0", run(50), "uid 0")
     assert [account.component_id for account, _ in ledger.unfinished()] == ["worker:library:0"]
 
 
-def test_many_at_once_are_durable_together(ledger: Ledger) -> None:
-    failures = [(f"tag-{number}", Failure(run(number)), RULES) for number in range(50)]
-    assert all(booked.fresh for booked in ledger.record_failures(failures))
-    again = ledger.record_failures([*failures, ("tag-0", Failure(run(99)), RULES)])
+def test_many_at_once_are_durable_together(ledger: Ledger, store: Store) -> None:
+    deaths = [death(run(number), component=f"worker:tag:{number}") for number in range(50)]
+    with store.batch():
+        assert all(ledger.record_failure(each, RULES).fresh for each in deaths)
+    with store.batch():
+        again = [ledger.record_failure(each, RULES) for each in [*deaths, death(run(99))]]
     assert [booked.fresh for booked in again] == [False] * 50 + [True]
     assert ledger.get_restart_state("tag-0")[0] == 2
 
 
 def test_refunds_and_late_bookings(ledger: Ledger, clock: Clock) -> None:
     clock.second = 100
-    ledger.record_failure(TAG, Failure(run(1)), RULES)
+    ledger.record_failure(death(run(1)), RULES)
     record = ledger.refund(TAG, run(1), RULES, "job x is quarantined")
     assert record is not None
     assert ledger.refund(TAG, run(1), RULES, "job x is quarantined") is None
     blind = Decision("restart", 60_000, "the store was away", Evidence(0, 5, 0, 20, 0, None))
     at = Moment(1_700_000_050_000, "b" * 32, 50_000)
-    assert ledger.book(TAG, Failure(run(0)), blind, RULES, at).fresh
-    assert not ledger.book(TAG, Failure(run(0)), blind, RULES, at).fresh
-    assert not ledger.record_failure(TAG, Failure(run(0), code=78), RULES).fresh
+    assert ledger.book(death(run(0)), blind, RULES, at).fresh
+    assert not ledger.book(death(run(0)), blind, RULES, at).fresh
+    assert not ledger.record_failure(death(run(0), code=78), RULES).fresh
     assert ledger.get_restart_state(TAG) == (2, 1_700_000_100_000)
 
 
@@ -134,7 +138,7 @@ def test_increment_makes_the_document(ledger: Ledger, clock: Clock) -> None:
     ledger.increment_restart_count(TAG)
     assert ledger.get_restart_state(TAG) == (2, 1_700_000_002_000)
     # They are restarts like any other: the window and the backoff know them.
-    record = ledger.record_failure(TAG, Failure(run(1)), RULES).record
+    record = ledger.record_failure(death(run(1)), RULES).record
     assert (record.window_used, record.delay_ms) == (2, 4000)
 
 
@@ -166,7 +170,7 @@ def test_a_name_that_is_no_worker_is_refused(ledger: Ledger, store: Store) -> No
             call("worker:tag:x")
     for invocation in ("", "x|y", "A" * 32):
         with pytest.raises(BadName):
-            ledger.record_failure(TAG, Failure(invocation), RULES)
+            ledger.record_failure(death(invocation), RULES)
     assert store.find(POLICY_LEDGER) == []
 
 
@@ -174,7 +178,7 @@ def test_hosts_that_share_a_database_are_told_apart(store: Store, clock: Clock) 
     here, there = (Ledger(store, clock=clock, host=host) for host in ("alpha", "beta"))
     here.increment_restart_count(TAG)
     assert there.get_restart_state(TAG) == (0, None)
-    there.record_failure(TAG, Failure(run(1)), RULES)
+    there.record_failure(death(run(1)), RULES)
     doc = store.get(POLICY_LEDGER, "worker:tag:0@beta")
     assert doc is not None
     assert doc["host"] == "beta"
@@ -192,7 +196,8 @@ def test_fields_of_a_newer_version_survive(ledger: Ledger, store: Store) -> None
 
 RACER = """
 import sys
-from nomarr_systemd.core.death import Failure
+from nomarr_systemd.core.death import Death
+from tests.support.moments import death
 from nomarr_systemd.core.policy import Rules
 from nomarr_systemd.ledger.ledger import Ledger
 from tests.support.places import load_place
@@ -204,7 +209,7 @@ print("ready", flush=True)
 sys.stdin.readline()
 fresh = 0
 for number in range(40):
-    fresh += ledger.record_failure("tag-0", Failure(f"{number:032x}"), rules).fresh
+    fresh += ledger.record_failure(death(f"{number:032x}"), rules).fresh
     ledger.increment_restart_count("tag-1")
 store.close()
 print(fresh, flush=True)
@@ -254,7 +259,7 @@ def test_every_commit_is_published(
     store = open_store(publisher=publisher)
     ledger = Ledger(store, clock=clock)
     shown = tmp_path / "public" / "tag-0.json"
-    ledger.record_failure(TAG, Failure(run(1)), RULES)
+    ledger.record_failure(death(run(1)), RULES)
     assert json.loads(shown.read_text())["restart_count"] == 1
     assert shown.stat().st_mode & 0o777 == 0o640
     with store.batch():
@@ -319,7 +324,7 @@ def test_publish_all_removes_what_nobody_owns(
     publisher = Publisher(str(tmp_path / "public"), host="alpha")
     store = open_store(publisher=publisher)
     for host in ("alpha", "beta"):
-        Ledger(store, clock=clock, host=host).record_failure(TAG, Failure(run(1)), RULES)
+        Ledger(store, clock=clock, host=host).record_failure(death(run(1)), RULES)
     for name in ("tag-9.json", "tag-9.json.new"):
         (tmp_path / "public" / name).write_text("left over")
     store.publish_all()

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from nomarr_systemd.controller import reconcile
-from nomarr_systemd.controller.failures import Controller
-from nomarr_systemd.core.death import Failure
+from nomarr_systemd.controller.main import run
+from nomarr_systemd.controller.site import Site
+from nomarr_systemd.core import plan
 from nomarr_systemd.core.ids import parse_component
 from nomarr_systemd.host.files import write_durably
 from nomarr_systemd.ledger.ledger import Ledger
@@ -29,6 +29,7 @@ from tests.support.crashes import (
     wait_for_run,
 )
 from tests.support.lab import CHECKOUT, Lab
+from tests.support.moments import death
 
 AT_ONCE = "[policy]\nbackoff_base_s = 0\n"
 STUBBORN = """\
@@ -152,10 +153,10 @@ def test_a_start_that_waits_for_something_else_has_not_failed(
     assert lab.get("tag-0", "Job")
     for name, value in lab.environment.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(reconcile, "START_JOB_GRACE_MS", -1)
+    monkeypatch.setattr(plan, "START_JOB_GRACE_MS", -1)
     manager = Manager(user=True)
-    with contextlib.closing(Controller(lab.paths, lab.config, manager)) as controller:
-        reconcile.finish_all(controller)
+    with contextlib.closing(Site(lab.paths, lab.config, manager)) as site, site.alone():
+        run(site, everybody=True)
     assert [record.invocation for record in records_of(lab)] == [died]
     lab.systemctl("kill", "--signal=KILL", "slow.service")
     wait_for_run(lab, died)
@@ -189,9 +190,9 @@ def test_a_slow_stop_holds_nobody_up(lab: Lab) -> None:
     lab.start("tag-0")
     component = parse_component("tag-0")
     with contextlib.closing(open_store(lab.config.store.url, "policy")) as store:
-        failure = Failure("0" * 32, "config", 78)
+        failure = death("0" * 32, "config", 78)
         rules = lab.config.find_rules(component)
-        Ledger(store).record_failure(component.component_id, failure, rules)
+        Ledger(store).record_failure(failure, rules)
     lab.systemctl("start", "nomarr-reconcile.service")
     assert lab.get("tag-0", "LoadState") == "masked"
     assert lab.get("tag-0", "ActiveState") == "deactivating"

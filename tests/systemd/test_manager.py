@@ -15,7 +15,7 @@ from nomarr_systemd.core.ids import parse_component
 from nomarr_systemd.operate import overview
 from nomarr_systemd.postmortem import witnesses
 from nomarr_systemd.supervisor import disagreement
-from nomarr_systemd.systemd.manager import Manager, ManagerError, monotonic_ms
+from nomarr_systemd.systemd.manager import Manager, ManagerError, monotonic_ms, read_timer, timer_of
 from tests.support.lab import Lab
 
 TAG = parse_component("tag-0")
@@ -74,17 +74,25 @@ def test_it_starts_and_finds_the_failed(lab: Lab, manager: Manager) -> None:
 def test_a_timer_is_replaced_cancelled_and_stays_when_it_has_elapsed(
     lab: Lab, manager: Manager
 ) -> None:
-    assert manager.timer_state(TAG) == "dead"
+    timer = timer_of(TAG)
+
+    def state() -> str:
+        return read_timer(manager.show([timer], ["Job", "SubState"])[timer])
+
+    def schedule(in_ms: int) -> None:
+        assert manager.schedule_all({TAG: monotonic_ms() + in_ms}) == {TAG: None}
+
+    assert state() == "none"
     for far_ms in (100_000, 200_000, 300_000):
-        manager.schedule_restart(TAG, monotonic_ms() + far_ms)
-        assert manager.timer_state(TAG) == "waiting"
+        schedule(far_ms)
+        assert state() == "waiting"
     manager.cancel_timer(TAG)
-    lab.wait_for(lambda: manager.timer_state(TAG) == "dead")
+    lab.wait_for(lambda: state() == "none")
     manager.cancel_timer(TAG)  # of none
-    manager.schedule_restart(TAG, monotonic_ms())
-    lab.wait_for(lambda: manager.timer_state(TAG) == "elapsed")
-    manager.schedule_restart(TAG, monotonic_ms() + 100_000)
-    assert manager.timer_state(TAG) == "waiting"
+    schedule(0)
+    lab.wait_for(lambda: state() == "elapsed")
+    schedule(100_000)
+    assert state() == "waiting"
 
 
 def test_a_manager_that_executes_itself_anew_is_asked_again(lab: Lab, manager: Manager) -> None:

@@ -6,17 +6,16 @@ import json
 
 from nomarr_systemd.core import account as book
 from nomarr_systemd.core.account import RING, Account
-from nomarr_systemd.core.death import Failure
 from nomarr_systemd.core.ids import next_start_job
 from nomarr_systemd.core.ledger_record import Record
 from nomarr_systemd.core.policy import Decision, Evidence, Rules
-from tests.support.moments import PLAIN, at, run
+from tests.support.moments import PLAIN, at, death, run
 
 EMPTY = Account("worker:tag:0")
 
 
 def crash(account: Account, number: int, second: float, rules: Rules = PLAIN) -> Account:
-    return book.record_failure(account, Failure(run(number)), rules, at(second))[0]
+    return book.record_failure(account, death(run(number)), rules, at(second))[0]
 
 
 def reopen(account: Account) -> Account:
@@ -25,15 +24,15 @@ def reopen(account: Account) -> Account:
 
 def test_a_second_booking_changes_nothing() -> None:
     account = crash(EMPTY, 1, 0)
-    again, record = book.record_failure(account, Failure(run(1), code=78), PLAIN, at(50))
+    again, record = book.record_failure(account, death(run(1), code=78), PLAIN, at(50))
     assert again is account
     assert (record.attempt, record.delay_ms) == (1, 1000)
     decision = Decision("fail", 0, "x", Evidence(0, 0, 0, 0, 0, None))
-    assert book.book(account, Failure(run(1)), decision, PLAIN, at(60))[0] is account
+    assert book.book(account, death(run(1)), decision, PLAIN, at(60))[0] is account
 
 
 def test_a_failure_is_booked_with_all_its_facts() -> None:
-    failure = Failure(run(1), "core-dump", -11, run_ms=192_000)
+    failure = death(run(1), "core-dump", -11, run_ms=192_000)
     account, record = book.record_failure(EMPTY, failure, PLAIN, at(5))
     assert record == Record(
         1, run(1), "restart", "core-dump", -11, 1000, *at(5), "pending", 192_000,
@@ -71,7 +70,7 @@ def test_a_newer_failure_settles_what_was_owed_before() -> None:
     account = book.set_effect(crash(EMPTY, 1, 0), run(1), "scheduled", at(0))
     account = crash(account, 2, 5)
     assert [record.effect for record in account.records] == ["done", "pending"]
-    masked = book.record_failure(account, Failure(run(3), code=78), PLAIN, at(9))[0]
+    masked = book.record_failure(account, death(run(3), code=78), PLAIN, at(9))[0]
     assert [r.effect for r in crash(masked, 4, 10).records] == [
         "done",
         "done",
@@ -91,14 +90,14 @@ def test_effects_only_go_forward() -> None:
 
 
 def test_an_ignored_failure_owes_nothing() -> None:
-    account, record = book.record_failure(EMPTY, Failure(run(1), stop_asked=True), PLAIN, at(0))
+    account, record = book.record_failure(EMPTY, death(run(1), stop_asked=True), PLAIN, at(0))
     assert (record.action, record.effect) == ("ignore", "done")
     assert account.restart_count == 0
 
 
 def test_holds_are_not_counted_and_their_release_begins_the_run() -> None:
     account = crash(EMPTY, 1, 0)
-    held = Failure(run(2), code=75, supervisor_away=True)
+    held = death(run(2), code=75, supervisor_away=True)
     account, record = book.record_failure(account, held, PLAIN, at(10))
     assert (record.action, record.effect) == ("hold", "pending")
     assert account.restart_count == 1
@@ -132,7 +131,7 @@ def test_a_manual_start_begins_a_run_for_the_backoff() -> None:
 
 def test_start_jobs_are_failures_of_their_own() -> None:
     account = crash(EMPTY, 1, 0)
-    failed_job = Failure(next_start_job(run(1)), kind="start-job")
+    failed_job = death(next_start_job(run(1)), kind="start-job")
     for _ in range(2):  # the hook and the reconciler both see it
         account, record = book.record_failure(account, failed_job, PLAIN, at(12))
     assert (account.restart_count, record.invocation) == (2, f"{run(1)}#1")
@@ -200,7 +199,7 @@ def test_statistics() -> None:
 def test_a_stable_run_that_ends_in_a_hold_is_one_recovery() -> None:
     account = crash(EMPTY, 1, 0)
     for number in (2, 3):
-        held = Failure(run(number), held="paused")
+        held = death(run(number), held="paused")
         account, _ = book.record_failure(account, held, PLAIN, at(700 + number))
     assert account.recoveries == 1
 
@@ -211,7 +210,7 @@ def test_holds_cannot_push_restarts_out_of_the_window() -> None:
     for number in range(5):
         account = crash(account, number, number)
     for number in range(100, 300):
-        held = Failure(run(number), held="paused")
+        held = death(run(number), held="paused")
         account, _ = book.record_failure(account, held, PLAIN, at(10))
     assert len(account.rows) == RING
     assert crash(account, 999, 20).records[-1].action == "fail"
@@ -232,7 +231,7 @@ def test_the_window_forgets_the_oldest_first() -> None:
     rules = PLAIN._replace(max_restarts=100, max_lifetime_restarts=0, window_s=50)
     account = EMPTY
     for number in range(60):
-        account, _ = book.record_failure(account, Failure(run(number)), rules, at(number, "a" * 32))
+        account, _ = book.record_failure(account, death(run(number)), rules, at(number, "a" * 32))
     for number in range(60, 130):
         account = crash(account, number, number, rules)
     kept = [name for row in account.window.values() for name in row[0::3]]
@@ -241,19 +240,19 @@ def test_the_window_forgets_the_oldest_first() -> None:
 
 def test_a_late_booking_owes_nothing_and_takes_nothing_back() -> None:
     blind = Decision("restart", 60_000, "the store was away", Evidence(0, 5, 0, 20, 0, None))
-    account, record = book.book(crash(EMPTY, 2, 1000), Failure(run(1)), blind, PLAIN, at(900))
+    account, record = book.book(crash(EMPTY, 2, 1000), death(run(1)), blind, PLAIN, at(900))
     assert record.effect == "done"
     assert [each.effect for each in account.records] == ["pending", "done"]
     failed = book.mark_failed(account, "for good", at(2000))
-    again, _ = book.book(failed, Failure(run(3)), blind, PLAIN, at(950))
+    again, _ = book.book(failed, death(run(3)), blind, PLAIN, at(950))
     assert (again.failure_reason, again.restart_count) == ("for good", 3)
     # One that comes in its turn owes its restart as usual.
-    account, record = book.book(EMPTY, Failure(run(1)), blind, PLAIN, at(900))
+    account, record = book.book(EMPTY, death(run(1)), blind, PLAIN, at(900))
     assert record.effect == "pending"
 
 
 def test_a_person_cancels_an_owed_mask() -> None:
-    owed = book.record_failure(EMPTY, Failure(run(1), code=78), PLAIN, at(0))[0]
+    owed = book.record_failure(EMPTY, death(run(1), code=78), PLAIN, at(0))[0]
     assert owed.records[0].effect == "pending"
     assert book.reset(owed, at(1), "uid 0").records[0].effect == "done"
     started, _ = book.record_manual(owed, run(2), at(1), "uid 0")
@@ -264,15 +263,15 @@ def test_a_person_cancels_an_owed_mask() -> None:
 def test_a_failure_that_the_ring_has_forgotten_is_not_counted_again() -> None:
     account = crash(EMPTY, 1, 0)
     for number in range(100, 250):
-        held = Failure(run(number), held="paused")
+        held = death(run(number), held="paused")
         account, _ = book.record_failure(account, held, PLAIN, at(1))
-    again, record = book.record_failure(account, Failure(run(1)), PLAIN, at(2))
+    again, record = book.record_failure(account, death(run(1)), PLAIN, at(2))
     assert again is account
     assert (record.invocation, record.action, record.effect) == (run(1), "restart", "done")
 
 
 def test_no_text_can_break_a_row() -> None:
-    failure = Failure(run(1), kind="a|b\nc", held="x|" * 5000)
+    failure = death(run(1), kind="a|b\nc", held="x|" * 5000)
     account, _ = book.record_failure(EMPTY, failure, PLAIN, at(0))
     (record,) = reopen(account).records
     assert record.kind == "a/b c"
@@ -294,7 +293,7 @@ def test_the_clock_may_go_back() -> None:
 def test_bookings_that_come_late_are_counted_where_they_belong() -> None:
     account = crash(EMPTY, 5, 1000)
     blind = Decision("restart", 60_000, "the store was away", Evidence(0, 5, 0, 20, 0, None))
-    account, record = book.book(account, Failure(run(1)), blind, PLAIN, at(900))
+    account, record = book.book(account, death(run(1)), blind, PLAIN, at(900))
     assert record.wall_ms == at(900).wall_ms
     assert account.restart_count == 2
     assert account.last_restart_wall_ms == at(1000).wall_ms

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nomarr_systemd.core.death import LABELS, RESULTS, classify
+from nomarr_systemd.core.death import LABELS, RESULTS, classify, exit_words
 
 # The whole table of systemd.exec(5), "Summary of possible service result variable values".
 TABLE = [
@@ -103,9 +103,9 @@ def test_signals_that_are_none(name: str) -> None:
 
 
 def test_stop_and_start_job() -> None:
-    assert classify("timeout", "killed", "KILL", stop_asked=True) == (
-        "stop-timeout", -9, "did not stop in time; killed by SIGKILL", True,
-    )  # fmt: skip
+    death = classify("timeout", "killed", "KILL", stop_asked=True)
+    assert (death.kind, death.code, death.failed) == ("stop-timeout", -9, True)
+    assert death.line == "did not stop in time; killed by SIGKILL"
     # A failed start job fires the hook with the words of the run before: they are not its own.
     death = classify("signal", "killed", "KILL", start_job=True, run_ms=5)
     assert (death.kind, death.code) == ("start-job", -1)
@@ -120,3 +120,14 @@ def test_any_words_give_a_class_and_a_printable_line(
     assert death.kind
     assert death.line.isprintable()
     assert len(death.line) < 200
+
+
+def test_what_systemd_shows_is_what_the_hook_is_given() -> None:
+    """A realtime signal too: it was −37 by the hook and unknown by systemd's own state."""
+    assert exit_words("2", "37") == ("killed", "RTMIN+3")
+    assert exit_words("3", "11") == ("dumped", "SEGV")
+    assert exit_words("1", "78") == ("exited", "78")
+    assert exit_words("", "") == ("", "")
+    by_hook = classify("signal", "killed", "RTMIN+3")
+    assert classify("signal", *exit_words("2", "37")) == by_hook
+    assert by_hook.code == -37

@@ -6,11 +6,11 @@ import pytest
 
 from nomarr_systemd.core import account as book
 from nomarr_systemd.core.account import Account
-from nomarr_systemd.core.death import Failure
+from nomarr_systemd.core.death import Death
 from nomarr_systemd.core.policy import Decision, History, Rules, decide, decide_blind
 from nomarr_systemd.core.text import describe_ms
 from nomarr_systemd.core.time import Moment, age_ms
-from tests.support.moments import BOOT, PLAIN, at, run
+from tests.support.moments import BOOT, PLAIN, at, death, run
 
 
 def replay(rules: Rules, deaths: list[float]) -> list[Decision]:
@@ -18,7 +18,7 @@ def replay(rules: Rules, deaths: list[float]) -> list[Decision]:
     account = Account("worker:tag:0")
     decisions = []
     for number, second in enumerate(deaths):
-        account, record = book.record_failure(account, Failure(run(number)), rules, at(second))
+        account, record = book.record_failure(account, death(run(number)), rules, at(second))
         decisions.append(record.decision)
     return decisions
 
@@ -61,22 +61,22 @@ def test_dies_every_11_minutes() -> None:
 
 
 def test_the_same_invocation_gets_the_same_answer() -> None:
-    first = decide(History(), Failure(run(1)), Rules(), at(0))
+    first = decide(History(), death(run(1)), Rules(), at(0))
     again = History(decided={run(1): first}, lifetime=99)
-    assert decide(again, Failure(run(1), stop_asked=True), Rules(), at(9)) is first
+    assert decide(again, death(run(1), stop_asked=True), Rules(), at(9)) is first
 
 
 EXCUSES = [
-    (Failure(run(1), code=78, stop_asked=True, held="paused"), "ignore", "a stop was asked for"),
-    (Failure(run(1), shutting_down=True, held="paused"), "ignore", "the system is shutting down"),
-    (Failure(run(1), code=78, held="paused by uid 0"), "hold", "paused by uid 0"),
-    (Failure(run(1), code=75, supervisor_away=True), "hold", "its supervisor was away"),
-    (Failure(run(1), code=78, incident="tag-7"), "hold", "part of an incident: tag-7"),
+    (death(run(1), code=78, stop_asked=True, held="paused"), "ignore", "a stop was asked for"),
+    (death(run(1), shutting_down=True, held="paused"), "ignore", "the system is shutting down"),
+    (death(run(1), code=78, held="paused by uid 0"), "hold", "paused by uid 0"),
+    (death(run(1), code=75, supervisor_away=True), "hold", "its supervisor was away"),
+    (death(run(1), code=78, incident="tag-7"), "hold", "part of an incident: tag-7"),
 ]
 
 
 @pytest.mark.parametrize(("failure", "action", "reason"), EXCUSES)
-def test_not_the_workers_fault(failure: Failure, action: str, reason: str) -> None:
+def test_not_the_workers_fault(failure: Death, action: str, reason: str) -> None:
     spent = History(lifetime=20, this_boot_ms=[0] * 5)
     decision = decide(spent, failure, Rules(), at(1))
     assert decision.action == action
@@ -86,26 +86,26 @@ def test_not_the_workers_fault(failure: Failure, action: str, reason: str) -> No
 
 
 def test_75_counts_while_the_supervisor_lives() -> None:
-    assert decide(History(), Failure(run(1), code=75), Rules(), at(0)).action == "restart"
-    away = Failure(run(1), code=1, supervisor_away=True)
+    assert decide(History(), death(run(1), code=75), Rules(), at(0)).action == "restart"
+    away = death(run(1), code=1, supervisor_away=True)
     assert decide(History(), away, Rules(), at(0)).action == "restart"
 
 
 def test_never_restart_comes_before_the_limits() -> None:
-    decision = decide(History(lifetime=20), Failure(run(1), code=78), Rules(), at(0))
+    decision = decide(History(lifetime=20), death(run(1), code=78), Rules(), at(0))
     assert decision.failure_reason == "exit status 78 is never restarted"
     assert decision.evidence.next_available_ms is None
-    killed = Failure(run(1), kind="signal", code=-15)
+    killed = death(run(1), kind="signal", code=-15)
     assert decide(History(), killed, Rules(never_restart=(15,)), at(0)).action == "restart"
 
 
 def test_lifetime_comes_before_the_window() -> None:
     full = History(lifetime=20, this_boot_ms=[0] * 5)
-    assert "in all" in decide(full, Failure(run(1)), Rules(), at(1)).reason
+    assert "in all" in decide(full, death(run(1)), Rules(), at(1)).reason
 
 
 def test_without_the_store_it_waits_longest_and_never_masks() -> None:
-    decision = decide_blind(Failure(run(1), code=78), Rules())
+    decision = decide_blind(death(run(1), code=78), Rules())
     assert (decision.action, decision.delay_ms) == ("restart", 60_000)
 
 
@@ -115,7 +115,7 @@ def test_without_the_store_it_waits_longest_and_never_masks() -> None:
 def test_jitter_is_bounded_and_comes_from_the_invocation() -> None:
     seen = set()
     for number in range(2000):
-        failure = Failure(run(number))
+        failure = death(run(number))
         decision = decide(History(k=3), failure, Rules(), at(0))
         assert decision == decide(History(k=3), failure, Rules(), at(0))
         assert 7200 <= decision.delay_ms <= 8800
@@ -126,7 +126,7 @@ def test_jitter_is_bounded_and_comes_from_the_invocation() -> None:
 
 def test_jitter_never_passes_the_cap() -> None:
     for number in range(200):
-        assert decide(History(k=9), Failure(run(number)), Rules(), at(0)).delay_ms == 60_000
+        assert decide(History(k=9), death(run(number)), Rules(), at(0)).delay_ms == 60_000
 
 
 @pytest.mark.parametrize(
@@ -146,16 +146,16 @@ def test_backoff_settings(rules: Rules, expected: list[float]) -> None:
 def test_an_endless_crasher_overflows_nothing() -> None:
     rules = PLAIN._replace(max_lifetime_restarts=0, window_s=1)
     account = Account("worker:tag:0", k=10**6)
-    _, record = book.record_failure(account, Failure(run(1)), rules, at(0))
+    _, record = book.record_failure(account, death(run(1)), rules, at(0))
     assert record.delay_ms == 60_000
     no_base = rules._replace(backoff_base_s=0)
-    assert decide(History(k=10**6), Failure(run(1)), no_base, at(0)).delay_ms == 0
+    assert decide(History(k=10**6), death(run(1)), no_base, at(0)).delay_ms == 0
 
 
 def test_a_stable_run_is_measured_from_when_its_restart_was_due() -> None:
     # Restarted at 0 with 1 s of backoff: 600 s after it was due is second 601.
-    for death, expected in ((600.999, 2000), (601, 1000)):
-        assert replay(PLAIN, [0, death])[1].delay_ms == expected
+    for second, expected in ((600.999, 2000), (601, 1000)):
+        assert replay(PLAIN, [0, second])[1].delay_ms == expected
 
 
 # The window
@@ -211,7 +211,7 @@ def test_a_wall_clock_step_within_a_boot_changes_nothing() -> None:
     for number, second in enumerate([0, 1, 3, 7, 15, 31]):
         jump = 10 * 365 * 86_400_000 * (-1) ** number
         now = Moment(at(second).wall_ms + jump, BOOT, at(second).boottime_ms)
-        account, record = book.record_failure(account, Failure(run(number)), PLAIN, now)
+        account, record = book.record_failure(account, death(run(number)), PLAIN, now)
         assert record.decision == honest[number]
 
 
@@ -223,12 +223,12 @@ def test_across_boots_wall_time_counts_and_a_negative_age_is_zero() -> None:
 
     account = Account("worker:tag:0")
     for number in range(5):
-        account, _ = book.record_failure(account, Failure(run(number)), PLAIN, at(number, "a" * 32))
+        account, _ = book.record_failure(account, death(run(number)), PLAIN, at(number, "a" * 32))
     back = Moment(at(0).wall_ms - 86_400_000, BOOT, 1000)
-    _, record = book.record_failure(account, Failure(run(9)), PLAIN, back)
+    _, record = book.record_failure(account, death(run(9)), PLAIN, back)
     assert (record.action, record.next_available_ms) == ("fail", 300_000)
     after = Moment(at(302).wall_ms, BOOT, 1000)
-    _, record = book.record_failure(account, Failure(run(9)), PLAIN, after)
+    _, record = book.record_failure(account, death(run(9)), PLAIN, after)
     assert (record.action, record.window_used) == ("restart", 2)
 
 
@@ -236,8 +236,8 @@ def test_room_is_found_among_restarts_of_two_boots() -> None:
     rules = PLAIN._replace(max_restarts=3)
     account = Account("worker:tag:0")
     for number, moment in enumerate((at(0, "a" * 32), at(100, "a" * 32), at(200))):
-        account, _ = book.record_failure(account, Failure(run(number)), rules, moment)
-    _, record = book.record_failure(account, Failure(run(9)), rules, at(250))
+        account, _ = book.record_failure(account, death(run(number)), rules, moment)
+    _, record = book.record_failure(account, death(run(9)), rules, at(250))
     assert (record.action, record.next_available_ms) == ("fail", 50_000)
 
 

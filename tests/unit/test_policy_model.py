@@ -21,9 +21,10 @@ from hypothesis.stateful import (
 
 from nomarr_systemd.core import account as book
 from nomarr_systemd.core.account import Account
-from nomarr_systemd.core.death import Failure
+from nomarr_systemd.core.death import Death
 from nomarr_systemd.core.policy import Decision, Rules
 from nomarr_systemd.core.time import Moment
+from tests.support.moments import death
 
 TEN_YEARS_MS = 10 * 365 * 24 * 3600 * 1000
 
@@ -110,7 +111,7 @@ class Model:
                 )
         return count
 
-    def expect(self, failure: Failure, now: Stamp) -> tuple[str, int, int]:
+    def expect(self, failure: Death, now: Stamp) -> tuple[str, int, int]:
         """The action, and the least and the most delay in milliseconds."""
         rules = self.rules
         if failure.stop_asked or failure.shutting_down:
@@ -192,7 +193,7 @@ class PolicyMachine(RuleBasedStateMachine):
         """Every step goes through the document: nothing may live in memory only."""
         self.account = book.from_doc(json.loads(json.dumps(book.to_doc(account))))
 
-    def fail(self, failure: Failure) -> None:
+    def fail(self, failure: Death) -> None:
         action, least, most = self.model.expect(failure, self.now)
         ages = self.model.in_window(self.now)
         lifetime, k = len(self.model.restarts()), self.model.exponent(self.now)
@@ -210,7 +211,7 @@ class PolicyMachine(RuleBasedStateMachine):
         self.latest = failure.invocation
 
     def check_next_available(
-        self, failure: Failure, decision: Decision, ages: list[int], lifetime: int
+        self, failure: Death, decision: Decision, ages: list[int], lifetime: int
     ) -> None:
         limit = self.policy.max_lifetime_restarts
         hopeless = self.policy.max_restarts == 0 or failure.code in self.policy.never_restart
@@ -221,18 +222,18 @@ class PolicyMachine(RuleBasedStateMachine):
 
     @rule(code=codes)
     def crash(self, code: int) -> None:
-        self.fail(Failure(self.new_run(), code=code))
+        self.fail(death(self.new_run(), code=code))
 
     @rule(times=st.integers(2, 7), pause=st.sampled_from([0, 1, 1000, 70_000]))
     def crash_loop(self, times: int, pause: int) -> None:
         for _ in range(times):
-            self.fail(Failure(self.new_run(), code=1))
+            self.fail(death(self.new_run(), code=1))
             self.wait(pause)
 
     @rule(code=codes, excuse=st.sampled_from(["stop", "shutdown", "held", "away", "incident"]))
     def excused(self, code: int, excuse: str) -> None:
         self.fail(
-            Failure(
+            death(
                 self.new_run(),
                 code=code,
                 stop_asked=excuse == "stop",
@@ -247,7 +248,7 @@ class PolicyMachine(RuleBasedStateMachine):
     @rule()
     def start_job_fails(self) -> None:
         base, _, number = self.latest.partition("#")
-        self.fail(Failure(f"{base}#{int(number or 0) + 1}", kind="start-job"))
+        self.fail(death(f"{base}#{int(number or 0) + 1}", kind="start-job"))
 
     @precondition(lambda self: any(e.what == "failure" for e in self.model.past))
     @rule(data=st.data(), code=codes)
@@ -256,7 +257,7 @@ class PolicyMachine(RuleBasedStateMachine):
         failures = [e for e in self.model.past if e.what == "failure"][-60:]
         event = data.draw(st.sampled_from(failures))
         account, record = book.record_failure(
-            self.account, Failure(event.invocation, code=code), self.policy, self.moment()
+            self.account, death(event.invocation, code=code), self.policy, self.moment()
         )
         assert account is self.account
         assert (record.action, record.delay_ms) == (event.action, event.delay)

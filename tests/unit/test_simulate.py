@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from nomarr_systemd.core import account as book
 from nomarr_systemd.core.account import RING, Account
-from nomarr_systemd.core.death import Failure
 from nomarr_systemd.core.policy import Rules
 from nomarr_systemd.core.simulate import NOT_RUN, look_ahead, simulate, window_ages
 from nomarr_systemd.core.time import Moment
+from tests.support.moments import death
 
 START = Moment(1_700_000_000_000, "a" * 32, 5_000_000)
 RULES = Rules(backoff_jitter=0.0)
@@ -52,7 +52,7 @@ def play(script: list[tuple[str, int, bool]], policy: Rules) -> tuple[Account, M
                 continue  # masked: nothing runs
             last = f"{number:032x}"
             code = 78 if what == "config" else 1
-            failure = Failure(last, code=code, run_ms=gap_ms, stop_asked=what == "stop")
+            failure = death(last, code=code, run_ms=gap_ms, stop_asked=what == "stop")
             account, record = book.record_failure(account, failure, policy, now)
             now = now.later(record.delay_ms)
         elif what == "reset":
@@ -168,6 +168,6 @@ def test_looking_ahead_begins_with_what_the_next_failure_gets(
     account, now = play(script, policy)
     account = account._replace(failed_at_wall_ms=None)
     ahead = look_ahead(account, policy, now)
-    _, record = book.record_failure(account, Failure("f" * 32, code=1), policy, now)
+    _, record = book.record_failure(account, death("f" * 32, code=1), policy, now)
     assert ahead[0].decision == record.decision
     assert len(window_ages(account, now)) == sum(len(row) // 3 for row in account.window.values())

@@ -1,0 +1,280 @@
+"""``act(site, intents)``: the only part of the controller that changes anything.
+
+The order is the argument for crash safety. Whatever is killed after any step, the next plan finds
+the rest, because a report is cleared last:
+
+1. timers: a bell without a record starts nothing;
+2. incidents, elections, then holds: a death that is booked as held must find its hold;
+3. one commit of the ledger: deaths, refunds, marks. From here on each death is counted, once;
+   the spool's files go after it, never before;
+4. the spool, where there is no ledger: durable before anything is restarted;
+5. ends of holds, stops, then masks (a unit that is masked while it starts keeps its start job),
+   then starts, each looked at once more; timers that are no longer wanted go after the start;
+6. how far each decision got, in one commit. If that is lost, the next plan does it again;
+7. the journal, then the supervisor. Killed before this, it is told again, never not at all;
+8. reports are cleared, or kept for the supervisor alone if it did not answer.
+
+What systemd refuses for one worker is no matter of the others, and is still owed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, TypeVar
+
+from nomarr_systemd.controller.job_outcomes import note_quarantine, tell_supervisor
+from nomarr_systemd.controller.log import ERROR, log
+from nomarr_systemd.controller.reports import clear_report, keep_untold
+from nomarr_systemd.controller.site import Site
+from nomarr_systemd.core import intents as do
+from nomarr_systemd.core.errors import NomarrError, StoreError
+from nomarr_systemd.core.ids import Component
+from nomarr_systemd.core.intents import Intent
+from nomarr_systemd.core.plan import is_blamed
+from nomarr_systemd.core.world import Outcome
+from nomarr_systemd.host import clock
+from nomarr_systemd.systemd import journal
+from nomarr_systemd.systemd.manager import (
+    ManagerError,
+    Refused,
+    monotonic_ms,
+    timer_of,
+)
+from nomarr_systemd.systemd.stop_intent import WANTED_FACTS, is_wanted
+
+_Kind = TypeVar("_Kind")
+
+
+class LedgerUnwritable(NomarrError):
+    """The ledger takes no bookings: plan again without it."""
+
+    code = "ledger-unwritable"
+
+
+class Done(NamedTuple):
+    """What came of it."""
+
+    outcomes: tuple[Outcome, ...] = ()  # of jobs: to be planned about
+    owes: bool = False  # something could not be done, and no bell will ring for it
+    untold: bool = False  # the supervisor has not answered
+    changed_incidents: bool = False  # more workers may be concerned than were looked at
+
+
+def act(site: Site, intents: Sequence[Intent]) -> Done:
+    """Carry intents out; LedgerUnwritable before any effect if they cannot be booked."""
+    refused = _schedule(site, _pick(intents, do.Schedule))
+    changed = _change_incidents(site, intents)
+    _hold(site, _pick(intents, do.Hold))
+    _book(site, intents)
+    kept = _spool(site, _pick(intents, do.Spool))
+    _release(site, _pick(intents, do.Release))
+    refused |= _stop(site, [each.component.unit for each in _pick(intents, do.Stop)])
+    refused |= _mask(site, [each.component for each in _pick(intents, do.Mask)])
+    started, unwanted = _start(site, _pick(intents, do.Start))
+    refused |= started
+    _stop(site, [timer_of(each.component) for each in _pick(intents, do.CancelTimer)])
+    _note(site, _pick(intents, do.Note), refused, unwanted)
+    outcomes, untold = _tell(site, intents)
+    for clear in _pick(intents, do.Clear):
+        if clear.invocation in untold:
+            keep_untold(site.paths, clear.invocation)
+        elif clear.invocation not in kept:
+            clear_report(site.paths, clear.invocation)
+    return Done(tuple(outcomes), bool(refused or kept), bool(untold), changed)
+
+
+def _pick(intents: Iterable[Intent], kind: type[_Kind]) -> list[_Kind]:
+    return [each for each in intents if isinstance(each, kind)]
+
+
+def _complain(component: Component | str, error: Exception) -> None:
+    name = component if isinstance(component, str) else component.component_id
+    log(ERROR, str(error), component=name, hint=getattr(error, "hint", ""))
+
+
+def _schedule(site: Site, intents: Sequence[do.Schedule]) -> set[Component]:
+    now, clock_ms = clock.now(), monotonic_ms()
+    due = {each.component: clock_ms + each.due.boottime_ms - now.boottime_ms for each in intents}
+    return _complain_all(site.manager.schedule_all(due))
+
+
+def _complain_all(answers: dict[Component, ManagerError | None]) -> set[Component]:
+    """Say what was refused; return whose it was."""
+    refused = {each: answer for each, answer in answers.items() if answer is not None}
+    for component, error in refused.items():
+        _complain(component, error)
+    return set(refused)
+
+
+def _change_incidents(site: Site, intents: Sequence[Intent]) -> bool:
+    """Open, join and elect; closing waits for the commit. True if there was one to change."""
+    changed = False
+    try:
+        for each in intents:
+            if isinstance(each, do.OpenIncident):
+                changed = True
+                if site.incidents.open(each.incident) == each.incident:
+                    text = f"{each.incident.text}, the others wait and are not blamed"
+                    journal.write_incident(each.incident.pool, text, opened=True)
+            elif isinstance(each, do.Join):
+                site.incidents.add(each.pool, each.member)
+            elif isinstance(each, do.Elect):
+                changed = True
+                site.incidents.elect(each.pool, each.canary)
+    except StoreError as error:
+        raise LedgerUnwritable(str(error), hint=error.hint) from error
+    return changed
+
+
+def _hold(site: Site, intents: Sequence[do.Hold]) -> None:
+    for each in intents:
+        try:
+            site.holds.hold(each.component, each.why)
+        except OSError as error:  # a full disk: it is tried again, and started if that fails
+            _complain(each.component, error)
+
+
+def _release(site: Site, intents: Sequence[do.Release]) -> None:
+    for each in intents:
+        try:
+            site.holds.release(each.component)
+        except OSError as error:
+            _complain(each.component, error)
+
+
+def _book(site: Site, intents: Sequence[Intent]) -> None:
+    """All that the ledger is to know, in one commit."""
+    booking = (do.Book, do.BookSpooled, do.Refund, do.MarkFailed, do.Close, do.Quarantine)
+    wanted = [each for each in intents if isinstance(each, booking)]
+    if not wanted:
+        return
+    for failed in _pick(intents, do.FailPool):
+        journal.write_pool_failure(failed.pool, failed.reason)
+    for found in _pick(intents, do.Quarantine):
+        journal.write_quarantine(found.component, found.jobs, user=site.paths.user)
+    try:
+        with site.store.batch():
+            for each in wanted:
+                _book_one(site, each)
+    except StoreError as error:
+        raise LedgerUnwritable(str(error), hint=error.hint) from error
+    site.spool.remove(each.entry.death.invocation for each in _pick(intents, do.BookSpooled))
+    for close in _pick(intents, do.Close):
+        text = f"incident of {close.pool} is closed: {close.why}"
+        journal.write_incident(close.pool, text, opened=False)
+    for book in _pick(intents, do.Book):
+        if is_blamed(book.record) and book.component.pool in site.recent:
+            site.recent[book.component.pool].append(book.death._replace(at=book.record.moment))
+
+
+def _book_one(site: Site, each: Intent) -> None:
+    ledger = site.ledger
+    match each:
+        case do.Book(_, death, rules, current, record):
+            ledger.record_failure(death, rules, at=record.moment, current=current)
+        case do.BookSpooled(_, entry, rules):
+            ledger.book(entry.death, entry.decision, rules, entry.at)
+        case do.Refund(component, invocation, rules, why):
+            ledger.refund(component.component_id, invocation, rules, why)
+        case do.MarkFailed(component, invocation, why):
+            ledger.mark_failed(component.component_id, why, invocation)
+        case do.Close(pool, why):
+            site.incidents.close(pool, why, clock.now())
+        case do.Quarantine():
+            note_quarantine(site, each)
+
+
+def _spool(site: Site, intents: Sequence[do.Spool]) -> set[str]:
+    """Return the runs that could not even be spooled: their reports stay."""
+    kept = set()
+    for each in intents:
+        try:
+            site.spool.write(each.entry)
+        except StoreError as error:
+            _complain(each.component, error)
+            kept.add(each.entry.death.run)
+    return kept
+
+
+def _stop(site: Site, units: Sequence[str]) -> set[Component]:
+    for unit, error in site.manager.stop_all(units).items():
+        if error is not None:
+            _complain(unit, error)
+    return set()
+
+
+def _mask(site: Site, components: Sequence[Component]) -> set[Component]:
+    """Mask all with one reload, or else one by one; return those that could not be masked."""
+    if not components:
+        return set()
+    try:
+        site.manager.mask([each.unit for each in components])
+    except Refused:
+        refused = set()
+        for component in components:
+            try:
+                site.manager.mask([component.unit])
+            except Refused as error:
+                _complain(component, error)
+                refused.add(component)
+        return refused
+    return set()
+
+
+def _start(site: Site, intents: Sequence[do.Start]) -> tuple[set[Component], set[Component]]:
+    """Start what still is as it was observed; a person may have stopped it a moment ago.
+
+    Returns whose start was refused, and whose is no longer wanted.
+    """
+    if not intents:
+        return set(), set()
+    questions: dict[str, Sequence[str]] = {}
+    for each in intents:
+        questions[each.component.unit] = ("ActiveState", "InvocationID")
+        questions[each.component.wanted_unit] = WANTED_FACTS
+    shown = site.manager.show_each(questions)
+    wanted, unwanted = {}, set()
+    for each in intents:
+        unit = shown[each.component.unit]
+        is_same = unit["ActiveState"] in ("failed", "inactive") and (
+            unit["InvocationID"] == each.run
+        )
+        if is_same and is_wanted(shown[each.component.wanted_unit]):
+            wanted[each.component.unit] = each.component
+        else:
+            unwanted.add(each.component)
+    answers = site.manager.start_all(wanted)
+    return _complain_all({wanted[unit]: error for unit, error in answers.items()}), unwanted
+
+
+def _note(
+    site: Site, intents: Sequence[do.Note], refused: set[Component], unwanted: set[Component]
+) -> None:
+    """How far each decision got; what was refused is still owed."""
+    effects = [
+        (
+            each.component.component_id,
+            each.invocation,
+            "done" if each.component in unwanted else each.effect,
+        )
+        for each in intents
+        if each.component not in refused
+    ]
+    if not effects:
+        return
+    try:
+        site.ledger.set_effects(effects)
+    except StoreError as error:
+        # Effects are idempotent: the next plan finds them done.
+        log(ERROR, "what was done cannot be noted", error=error, hint=error.hint)
+        site.forget_store()
+
+
+def _tell(site: Site, intents: Sequence[Intent]) -> tuple[list[Outcome], set[str]]:
+    """The journal, then the supervisor; returns what it said, and the runs it must answer for."""
+    tells = _pick(intents, do.Tell)
+    for each in tells:
+        if each.is_new:
+            user = site.paths.user
+            journal.write_decision(each.component, each.record, each.death.line, user=user)
+    return tell_supervisor(site, tells)

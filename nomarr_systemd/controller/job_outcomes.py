@@ -1,0 +1,99 @@
+"""Telling the supervisor of deaths, and what it says became of their jobs.
+
+Its answer is untrusted: it is bounded, and the plan lets it do no more than give restarts back and
+fail a pool whose own settings allow it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from nomarr_systemd.controller.site import Site
+from nomarr_systemd.core.errors import KeyExists, StoreError
+from nomarr_systemd.core.ids import is_run
+from nomarr_systemd.core.intents import Quarantine, Tell
+from nomarr_systemd.core.plan import is_blamed
+from nomarr_systemd.core.text import escape
+from nomarr_systemd.core.world import Outcome
+from nomarr_systemd.host import clock
+from nomarr_systemd.live import client
+
+QUARANTINES: Final = "job_crashes"  # runs whose jobs were quarantined and restarts given back
+TIMEOUT_S: Final = 2.0  # it answers within a second, settled or not
+_KEPT_MS: Final = 30 * 86_400_000
+_MOST: Final = 100
+_MAX_TEXT: Final = 200
+
+
+def tell_supervisor(site: Site, tells: Sequence[Tell]) -> tuple[list[Outcome], set[str]]:
+    """Tell of deaths in one request; return what became of their jobs, and the invocations that
+    there is no answer for yet."""
+    if not tells:
+        return [], set()
+    deaths = [
+        {
+            "component": each.component.component_id,
+            "invocation": each.record.invocation,
+            "cause": each.death.line,
+            "decision": f"{each.record.action}: {each.record.text}",
+            "blamed": is_blamed(each.record),
+            "failed": each.record.action == "fail",
+        }
+        for each in tells
+    ]
+    request = {"op": "crashed", "deaths": deaths}
+    answers = client.ask(site.paths.live, request, timeout_s=TIMEOUT_S).get("outcomes")
+    outcomes, unanswered = [], set()
+    for each in tells:
+        invocation = each.record.invocation
+        answer = answers.get(invocation) if isinstance(answers, dict) else None
+        if isinstance(answer, dict) and answer.get("settled") is True:
+            outcomes.append(_parse(each.component.component_id, invocation, answer))
+        elif is_run(invocation):  # a start that failed had no job
+            unanswered.add(invocation)
+    return [each for each in outcomes if each.quarantined or each.fail_pool], unanswered
+
+
+def _parse(component_id: str, invocation: str, answer: Mapping[str, Any]) -> Outcome:
+    reason = answer.get("fail_pool")
+    return Outcome(
+        component_id,
+        invocation,
+        _texts(answer.get("quarantined")),
+        _texts(answer.get("refund")),
+        escape(reason)[:_MAX_TEXT] if isinstance(reason, str) else "",
+    )
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        return ()
+    return tuple(escape(each)[:_MAX_TEXT] for each in value[:_MOST] if isinstance(each, str))
+
+
+def read_quarantines(site: Site, outcomes: Iterable[Outcome]) -> frozenset[str]:
+    """Return the runs among these whose restarts were given back already."""
+    with contextlib.suppress(StoreError):
+        return frozenset(
+            each.invocation
+            for each in outcomes
+            if each.quarantined and site.store.get(QUARANTINES, each.invocation) is not None
+        )
+    return frozenset()
+
+
+def note_quarantine(site: Site, intent: Quarantine) -> None:
+    """Note that restarts were given back for these jobs; old notes go."""
+    now_ms = clock.now().wall_ms
+    document = {
+        "_key": intent.invocation,
+        "wall_ms": now_ms,
+        "job": intent.jobs[0],
+        "jobs": list(intent.jobs),
+        "component_id": intent.component.component_id,
+    }
+    with contextlib.suppress(KeyExists):
+        site.store.insert(QUARANTINES, document)
+    site.store.prune(QUARANTINES, "wall_ms", now_ms - _KEPT_MS)

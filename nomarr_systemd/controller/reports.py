@@ -1,0 +1,136 @@
+"""What the hook and ``nomarr-restart@`` leave in ``pending/``: a file for each failed invocation,
+and one for each worker whose backoff is over. Both only write down what systemd told them.
+
+A report stays until its death is booked, carried out and told. If the supervisor does not answer,
+it goes to ``untold/``, from where it is told again.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from nomarr_systemd.core.errors import BadName
+from nomarr_systemd.core.ids import Component, parse_component, split_invocation
+from nomarr_systemd.host.files import remove
+from nomarr_systemd.host.layout import Paths
+
+MAX_BYTES: Final = 4096
+UNTOLD_S: Final = 600.0  # then the claims of the run have expired long ago
+
+
+class Report(NamedTuple):
+    """The hook's words about one failure."""
+
+    component: Component
+    invocation: str
+    result: str = ""
+    exit_code: str = ""
+    exit_status: str = ""
+    age_ms: int = 0  # by the clock on the wall
+    is_untold: bool = False  # it is booked, and only the supervisor has to be told
+
+
+class Reports(NamedTuple):
+    """All that waits for the controller."""
+
+    deaths: list[Report]
+    due: list[Component]  # their backoff is over
+
+
+def read_reports(paths: Paths, *, with_untold: bool = False) -> Reports:
+    """Read every complete file. One without its end is being written; one that is no report is
+    removed: the failed unit itself shows what it stood for."""
+    found = Reports([], [])
+    for name, text, age_s in _read_all(paths.pending):
+        path = os.path.join(paths.pending, name)
+        if not text.endswith("\n") or "END=1" not in text.splitlines():
+            continue
+        try:
+            report = _parse(text, age_s)
+        except BadName:
+            remove(path)
+            continue
+        if isinstance(report, Report):
+            found.deaths.append(report)
+        else:
+            found.due.append(report)
+    if with_untold:
+        found.deaths.extend(_read_untold(paths.untold))
+    return found
+
+
+def _read_untold(directory: str) -> Iterable[Report]:
+    for name, text, age_s in _read_all(directory):
+        try:
+            report = _parse(text, age_s)
+        except BadName:
+            report = None
+        if isinstance(report, Report) and age_s < UNTOLD_S:
+            yield report._replace(is_untold=True)
+        else:
+            remove(os.path.join(directory, name))
+
+
+def _read_all(directory: str) -> Iterable[tuple[str, str, float]]:
+    try:
+        names = os.listdir(directory)
+    except FileNotFoundError:
+        return
+    for name in sorted(names):
+        try:
+            with open(os.path.join(directory, name), encoding="ascii", errors="replace") as file:
+                age_s = time.time() - os.fstat(file.fileno()).st_mtime
+                yield name, file.read(MAX_BYTES), max(0.0, age_s)
+        except OSError:
+            continue  # another controller was faster
+
+
+def _parse(text: str, age_s: float) -> Report | Component:
+    """Return the failure that a file describes, or the worker whose backoff is over; BadName."""
+    words = dict(line.partition("=")[::2] for line in text.splitlines())
+    component = parse_component(words.get("INSTANCE", ""))
+    if "DUE" in words:
+        return component
+    invocation = words.get("MONITOR_INVOCATION_ID", "")
+    split_invocation(invocation)
+    return Report(
+        component,
+        invocation,
+        words.get("MONITOR_SERVICE_RESULT", ""),
+        words.get("MONITOR_EXIT_CODE", ""),
+        words.get("MONITOR_EXIT_STATUS", ""),
+        round(age_s * 1000),
+    )
+
+
+def write_report(paths: Paths, report: Report) -> None:
+    """Write a report as the hook would have."""
+    text = (
+        f"MONITOR_INVOCATION_ID={report.invocation}\nMONITOR_SERVICE_RESULT={report.result}\n"
+        f"MONITOR_EXIT_CODE={report.exit_code}\nMONITOR_EXIT_STATUS={report.exit_status}\n"
+        f"INSTANCE={report.component.instance}\nEND=1\n"
+    )
+    os.makedirs(paths.pending, 0o700, exist_ok=True)
+    with open(os.path.join(paths.pending, report.invocation), "w", encoding="ascii") as file:
+        file.write(text)
+
+
+def clear_report(paths: Paths, invocation: str) -> None:
+    remove(os.path.join(paths.pending, invocation))
+    remove(os.path.join(paths.untold, invocation))
+
+
+def keep_untold(paths: Paths, invocation: str) -> None:
+    """Keep a report only for the supervisor."""
+    try:
+        os.makedirs(paths.untold, 0o700, exist_ok=True)
+        os.rename(os.path.join(paths.pending, invocation), os.path.join(paths.untold, invocation))
+    except FileNotFoundError:
+        return  # it is there already
+
+
+def clear_due(paths: Paths, component: Component) -> None:
+    remove(os.path.join(paths.pending, f"due-{component.instance}"))

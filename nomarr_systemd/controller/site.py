@@ -1,0 +1,73 @@
+"""One installation as the controller uses it: its files, its configuration, systemd, and the books,
+which are opened when they are needed: a store that is away must not keep the controller away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from nomarr_systemd.config.values import Config
+from nomarr_systemd.core.death import Death
+from nomarr_systemd.host.files import locked
+from nomarr_systemd.host.holds import Holds
+from nomarr_systemd.host.layout import Paths
+from nomarr_systemd.host.machine import host_of
+from nomarr_systemd.ledger.incidents import Breaker
+from nomarr_systemd.ledger.ledger import Ledger
+from nomarr_systemd.ledger.spool import Spool
+from nomarr_systemd.store.open import open_store
+from nomarr_systemd.store.protocol import Store
+from nomarr_systemd.systemd.manager import Manager
+
+
+class Site:
+    """``alone`` around whatever decides or acts; ``close`` in the end."""
+
+    def __init__(self, paths: Paths, config: Config, manager: Manager) -> None:
+        self.paths = paths
+        self.config = config
+        self.manager = manager
+        self.spool = Spool(paths.spool)
+        self.holds = Holds(paths.hold)
+        self.recent: dict[str, list[Death]] = {}  # by pool: booked and blamed in the last seconds
+        self._host = host_of(config.store.url)
+        self._store: Store | None = None
+
+    @property
+    def store(self) -> Store:
+        if self._store is None:
+            settings = self.config.store
+            self._store = open_store(
+                settings.url,
+                "policy",
+                password_file=settings.password_file,
+                ca_file=settings.ca_file,
+                public_directory=self.paths.public,
+                public_host=self._host,
+            )
+        return self._store
+
+    @property
+    def ledger(self) -> Ledger:
+        return Ledger(self.store, host=self._host)
+
+    @property
+    def incidents(self) -> Breaker:
+        return Breaker(self.store, self._host)
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """One process at a time: what is done twice does no harm, but is told twice."""
+        with locked(self.paths.lock):
+            yield
+
+    def forget_store(self) -> None:
+        """Open it anew when it is needed next: this one is away."""
+        store, self._store = self._store, None
+        if store is not None:
+            store.close()
+
+    def close(self) -> None:
+        self.forget_store()
+        self.manager.close()

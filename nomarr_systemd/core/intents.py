@@ -1,0 +1,159 @@
+"""What the controller is to do: the values that ``core.plan`` returns and ``controller.act``
+carries out. Each may be carried out twice.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from nomarr_systemd.core.death import Death
+from nomarr_systemd.core.ids import Component
+from nomarr_systemd.core.incident import Incident
+from nomarr_systemd.core.ledger_record import Record
+from nomarr_systemd.core.policy import Rules
+from nomarr_systemd.core.time import Moment
+from nomarr_systemd.core.world import Spooled
+
+
+class Schedule(NamedTuple):
+    """Have a timer ring when a restart is due. A bell without a record starts nothing."""
+
+    component: Component
+    due: Moment
+
+
+class OpenIncident(NamedTuple):
+    incident: Incident
+
+
+class Join(NamedTuple):
+    pool: str
+    member: str
+
+
+class Elect(NamedTuple):
+    pool: str
+    canary: str
+
+
+class Close(NamedTuple):
+    pool: str
+    why: str
+
+
+class Hold(NamedTuple):
+    component: Component
+    why: str
+
+
+class Release(NamedTuple):
+    component: Component
+
+
+class Book(NamedTuple):
+    """Put a death on record; ``record`` is the decision that the plan expects."""
+
+    component: Component
+    death: Death
+    rules: Rules
+    current: bool
+    record: Record
+
+
+class BookSpooled(NamedTuple):
+    component: Component
+    entry: Spooled
+    rules: Rules
+
+
+class Spool(NamedTuple):
+    component: Component
+    entry: Spooled
+
+
+class Refund(NamedTuple):
+    component: Component
+    invocation: str
+    rules: Rules
+    why: str
+
+
+class MarkFailed(NamedTuple):
+    """Put on record that the worker is to be masked because its pool failed."""
+
+    component: Component
+    invocation: str  # the death that failed the pool
+    why: str
+
+
+class Quarantine(NamedTuple):
+    """Note that restarts were given back for jobs of this run."""
+
+    component: Component
+    invocation: str
+    jobs: tuple[str, ...]
+
+
+class Stop(NamedTuple):
+    component: Component
+
+
+class Mask(NamedTuple):
+    component: Component
+
+
+class Start(NamedTuple):
+    """Start the unit if it still is in this failed run and nobody has stopped it."""
+
+    component: Component
+    run: str
+
+
+class CancelTimer(NamedTuple):
+    component: Component
+
+
+class Note(NamedTuple):
+    """Note how far a decision has been carried out."""
+
+    component: Component
+    invocation: str
+    effect: str
+
+
+class Tell(NamedTuple):
+    """Tell the journal and the supervisor of a death and its decision."""
+
+    component: Component
+    death: Death
+    record: Record
+    is_new: bool  # False: the journal has it, and the supervisor has not answered
+
+
+class FailPool(NamedTuple):
+    """Tell that a whole pool was stopped and masked."""
+
+    pool: str
+    reason: str
+
+
+class Clear(NamedTuple):
+    """Forget the report of a death: nothing is owed for it."""
+
+    component: Component
+    invocation: str
+
+
+# In this order they are carried out; controller.act says why. What is booked is one commit, and so
+# are the notes.
+ORDER: Final = (
+    *(Schedule, OpenIncident, Join, Elect, Hold),
+    (Book, BookSpooled, Refund, MarkFailed, Close, Quarantine),
+    *(Spool, Release, Stop, Mask, Start, CancelTimer, Note, Tell, Clear),
+)
+
+Intent = (
+    Schedule | OpenIncident | Join | Elect | Close | Hold | Release | Book | BookSpooled
+    | Spool | Refund | MarkFailed | Quarantine | Stop | Mask | Start | CancelTimer | Note | Tell
+    | FailPool | Clear
+)  # fmt: skip

@@ -1,0 +1,83 @@
+"""What the controller sees: the values that ``core.plan`` rests on. ``controller.observe`` makes
+them; nothing here decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
+
+from nomarr_systemd.core.account import Account
+from nomarr_systemd.core.death import Death
+from nomarr_systemd.core.ids import Component
+from nomarr_systemd.core.incident import Incident
+from nomarr_systemd.core.policy import Decision, Rules
+from nomarr_systemd.core.time import Moment
+
+
+class Unit(NamedTuple):
+    """A worker's unit, its timer and its nomarr-wanted@ unit, as systemd shows them."""
+
+    state: str = "inactive"  # ActiveState
+    invocation: str = ""
+    masked: bool = False
+    has_job: bool = False
+    wanted: bool = True  # False: a stop was requested since its last start
+    kept_down: bool = False  # its last start met a hold
+    timer: Literal["none", "waiting", "elapsed"] = "none"
+
+
+class Worker(NamedTuple):
+    """One worker of the world."""
+
+    component: Component
+    rules: Rules
+    unit: Unit = Unit()
+    account: Account | None = None  # None: the ledger cannot be read
+    hold: str = ""
+    deaths: tuple[Death, ...] = ()  # reported and not cleared, oldest first, the unit's own last
+    rang: bool = False  # a ring says that its backoff is over
+
+
+class Pool(NamedTuple):
+    """What the plan has to know of a configured pool."""
+
+    workers: int
+    window_s: float = 300.0
+    may_fail: bool = False  # its crash policy allows that all its workers are masked
+
+
+class Spooled(NamedTuple):
+    """A death that was decided about without the ledger, and when."""
+
+    death: Death
+    decision: Decision
+    at: Moment
+
+
+class Outcome(NamedTuple):
+    """What the supervisor says of the jobs of a dead run. Untrusted, and it can only do this:
+    give restarts back, and fail a pool whose own settings allow it."""
+
+    component_id: str
+    invocation: str
+    quarantined: tuple[str, ...] = ()
+    refund: tuple[str, ...] = ()  # invocations
+    fail_pool: str = ""
+
+
+class World(NamedTuple):
+    """Everything that a plan rests on. Workers that run and owe nothing may be left out."""
+
+    workers: tuple[Worker, ...] = ()
+    pools: Mapping[str, Pool] = {}
+    incidents: Mapping[str, Incident] = {}
+    recent: Mapping[str, tuple[Death, ...]] = {}
+    untold: frozenset[str] = frozenset()  # reported ones that only the supervisor has to be told
+    spooled: tuple[Spooled, ...] = ()  # oldest first
+    resumed: Mapping[str, str] = {}  # pools whose incident a person ends, and the reason
+    outcomes: tuple[Outcome, ...] = ()
+    quarantines: frozenset[str] = frozenset()  # invocations whose restarts were given back
+    ledger: Literal["sound", "read-only", "away"] = "sound"
+    supervisor_active: bool = True
+    healthy: frozenset[str] = frozenset()  # canaries that the supervisor calls healthy

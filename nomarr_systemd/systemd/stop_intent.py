@@ -1,0 +1,44 @@
+"""Whether somebody wants a worker to run, and whether a run was asked to stop: by what systemd
+itself shows of ``nomarr-wanted@``, which is active from a start of the worker until a stop or a
+restart of it is requested. No program has to run for that, and no journal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+Facts = Mapping[str, str]
+# Asked of nomarr-wanted@, and of the worker's unit.
+WANTED_FACTS: Final = ("ActiveState", "Job", "InactiveEnterTimestampMonotonic")
+UNIT_FACTS: Final = ("InactiveExitTimestampMonotonic", "InactiveEnterTimestampMonotonic")
+_LONGEST_STOP_US: Final = 3600 * 1_000_000
+
+
+def is_wanted(wanted: Facts) -> bool:
+    """True unless a stop was requested since the last start. One that never was active, as after
+    an upgrade, has not been stopped."""
+    if wanted["ActiveState"] != "inactive" or wanted["Job"]:
+        return True
+    return _us(wanted, "InactiveEnterTimestampMonotonic") == 0
+
+
+def was_asked_to_stop(unit: Facts, wanted: Facts) -> bool:
+    """True if a stop or restart was requested while the unit's present or last run lasted."""
+    stopped = _us(wanted, "InactiveEnterTimestampMonotonic")
+    began = _us(unit, "InactiveExitTimestampMonotonic")
+    ended = _us(unit, "InactiveEnterTimestampMonotonic")
+    if not stopped or stopped < began:
+        return False
+    return ended < began or stopped <= ended
+
+
+def was_asked_before(died_us: int, wanted: Facts) -> bool:
+    """The same for a run that the unit has left behind: a stop was requested shortly before it
+    died, at a time that only its report tells, as a restart that ends badly does."""
+    stopped = _us(wanted, "InactiveEnterTimestampMonotonic")
+    return 0 < stopped <= died_us < stopped + _LONGEST_STOP_US
+
+
+def _us(facts: Facts, name: str) -> int:
+    return int(facts[name] or 0)
