@@ -26,6 +26,7 @@ from nomarr_systemd.core.time import Moment, age_ms
 from nomarr_systemd.core.world import Outcome, Pool, Spooled, Unit, Worker, World
 from nomarr_systemd.host import clock
 from nomarr_systemd.live import client
+from nomarr_systemd.systemd import stop_intent
 from nomarr_systemd.systemd.manager import (
     SHUTDOWN,
     SUPERVISOR,
@@ -34,7 +35,6 @@ from nomarr_systemd.systemd.manager import (
     timer_of,
 )
 from nomarr_systemd.systemd.stop_intent import (
-    UNIT_FACTS,
     WANTED_FACTS,
     is_wanted,
     was_asked_before,
@@ -43,13 +43,13 @@ from nomarr_systemd.systemd.stop_intent import (
 
 Facts = Mapping[str, str]
 _OWN_SIGNALS: Final = frozenset((-6, -9))  # the supervisor kills by these, and can say why
-_UNIT: Final = (
+UNIT_FACTS: Final = (
     *("ActiveState", "LoadState", "InvocationID", "Job", "ConditionResult"),
     *("ConditionTimestampMonotonic", "ExecMainStartTimestampMonotonic"),
-    *("ExecMainExitTimestampMonotonic", *UNIT_FACTS),
+    *("ExecMainExitTimestampMonotonic", *stop_intent.UNIT_FACTS),
 )
 _TIMER: Final = ("Job", "SubState")
-_EXIT: Final = ("InvocationID", "Result", "ExecMainCode", "ExecMainStatus")
+EXIT_FACTS: Final = ("InvocationID", "Result", "ExecMainCode", "ExecMainStatus")
 _RUNNING: Final = ("active", "activating", "reloading")
 
 
@@ -132,7 +132,7 @@ def find_unheard(site: Site, reports: Sequence[Report]) -> list[Report]:
     known = {each.invocation for each in reports}
     found = []
     units = site.manager.list_failed(f"{UNIT_PREFIX}*{UNIT_SUFFIX}")
-    for name, facts in site.manager.show(units, _EXIT).items():
+    for name, facts in site.manager.show(units, EXIT_FACTS).items():
         component = find_instance(name.removeprefix(UNIT_PREFIX).removesuffix(UNIT_SUFFIX))
         run = facts["InvocationID"]
         if component is None or not run or run in known:
@@ -226,7 +226,7 @@ def _ask_systemd(site: Site, workers: Sequence[Component]) -> dict[str, dict[str
         SUPERVISOR: ("ActiveState", "ActiveEnterTimestampMonotonic"),
     }
     for each in workers:
-        questions |= {each.unit: _UNIT, each.wanted_unit: WANTED_FACTS, timer_of(each): _TIMER}
+        questions |= {each.unit: UNIT_FACTS, each.wanted_unit: WANTED_FACTS, timer_of(each): _TIMER}
     return site.manager.show_each(questions)
 
 

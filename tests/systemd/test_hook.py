@@ -10,6 +10,12 @@ from pathlib import Path
 import pytest
 
 from nomarr_systemd.demo.lab import LabError
+from nomarr_systemd.systemd.stop_intent import (
+    UNIT_FACTS,
+    WANTED_FACTS,
+    is_wanted,
+    was_asked_to_stop,
+)
 from nomarr_systemd.systemd.unit_files import find_data
 from tests.support.lab import Lab
 
@@ -50,8 +56,14 @@ def wait_for_hook(lab: Lab, instance: str = "tag-0") -> dict[str, str]:
     return facts
 
 
-def read_stop_marks(lab: Lab) -> list[str]:
-    return [path.name for path in Path(lab.paths.stop).iterdir()]
+def is_wanted_now(lab: Lab, instance: str = "tag-0") -> bool:
+    return is_wanted(lab.show(f"nomarr-wanted@{instance}.service", *WANTED_FACTS))
+
+
+def was_stopped(lab: Lab, instance: str = "tag-0") -> bool:
+    """Whether the unit's last run was asked to stop, by what systemd shows."""
+    unit = lab.show(instance, *UNIT_FACTS)
+    return was_asked_to_stop(unit, lab.show(f"nomarr-wanted@{instance}.service", *WANTED_FACTS))
 
 
 @pytest.mark.parametrize(("number", "status"), [(9, "KILL"), (11, "SEGV")])
@@ -73,7 +85,8 @@ def test_a_crash_is_written_down_and_rung(any_lab: Lab, number: int, status: str
         "INSTANCE": "tag-0",
         "END": "1",
     }
-    assert read_stop_marks(any_lab) == []
+    assert is_wanted_now(any_lab)
+    assert not was_stopped(any_lab)
 
 
 def test_an_exit_status_is_written_down(lab: Lab) -> None:
@@ -91,7 +104,8 @@ def test_a_clean_end_is_no_failure(lab: Lab) -> None:
     lab.start("tag-0")
     os.kill(lab.main_pid("tag-0"), signal.SIGTERM)
     lab.wait_until("tag-0", "inactive")
-    assert (read_pending(lab), read_stop_marks(lab)) == ({}, [])
+    assert read_pending(lab) == {}
+    assert not was_stopped(lab)
 
 
 def test_a_missed_watchdog_is_written_down(lab: Lab) -> None:
@@ -107,7 +121,7 @@ def test_a_start_that_takes_too_long_is_written_down(lab: Lab) -> None:
     install(lab, settings, answer="silent", health="[health]\nstartup_timeout_s = 0.2\n")
     lab.systemctl("start", "nomarr-worker@tag-0.service", check=False)
     assert wait_for_hook(lab)["MONITOR_SERVICE_RESULT"] == "timeout"
-    assert read_stop_marks(lab) == []
+    assert not was_stopped(lab)
 
 
 def test_fifty_die_at_once_and_none_is_lost(any_lab: Lab) -> None:
@@ -130,33 +144,37 @@ def test_fifty_die_at_once_and_none_is_lost(any_lab: Lab) -> None:
     assert all(facts["END"] == "1" for facts in pending.values())
 
 
-def test_a_stop_that_was_asked_for_leaves_its_mark(any_lab: Lab) -> None:
+def test_a_stop_that_was_asked_for_is_shown_by_systemd(any_lab: Lab) -> None:
     install(any_lab)
     any_lab.start("tag-0")
-    invocation = any_lab.get("tag-0", "InvocationID")
+    assert is_wanted_now(any_lab)
     any_lab.stop("tag-0")
     assert any_lab.get("tag-0", "ActiveState") == "inactive"
-    assert read_stop_marks(any_lab) == [invocation]
+    assert not is_wanted_now(any_lab)
     assert read_pending(any_lab) == {}
 
 
 @pytest.mark.parametrize(("answer", "result"), [("1", "exit-code"), ("deaf", "timeout")])
-def test_a_stop_that_ends_badly_has_both_mark_and_facts(lab: Lab, answer: str, result: str) -> None:
+def test_a_stop_that_ends_badly_has_a_report_and_is_shown(
+    lab: Lab, answer: str, result: str
+) -> None:
     install(lab, QUIET + "stop_timeout_s = 0.2\n", answer=answer)
     lab.start("tag-0")
     lab.stop("tag-0")
     facts = wait_for_hook(lab)
     assert facts["MONITOR_SERVICE_RESULT"] == result
-    assert read_stop_marks(lab) == [facts["MONITOR_INVOCATION_ID"]]
+    assert was_stopped(lab)
+    assert not is_wanted_now(lab)
 
 
-def test_a_restart_that_was_asked_for_leaves_the_mark_of_the_old_run(lab: Lab) -> None:
+def test_a_restart_leaves_it_wanted(lab: Lab) -> None:
     install(lab)
     lab.start("tag-0")
     invocation = lab.get("tag-0", "InvocationID")
     lab.systemctl("restart", "nomarr-worker@tag-0.service")
     assert lab.get("tag-0", "InvocationID") != invocation
-    assert read_stop_marks(lab) == [invocation]
+    assert is_wanted_now(lab)
+    assert not was_stopped(lab), "the new run was not"
 
 
 def test_a_held_worker_does_not_start_and_that_is_no_failure(any_lab: Lab) -> None:
@@ -184,13 +202,12 @@ def test_the_target_starts_and_stops_all_workers(any_lab: Lab) -> None:
     any_lab.reload()
     any_lab.systemctl("start", "nomarr-workers.target")
     workers = [f"tag-{n}" for n in range(3)]
-    invocations = {any_lab.get(worker, "InvocationID") for worker in workers}
     assert [any_lab.get(worker, "ActiveState") for worker in workers] == ["active"] * 3
 
     any_lab.systemctl("stop", "nomarr-workers.target")
     for worker in workers:
         any_lab.wait_until(worker, "inactive")
-    assert set(read_stop_marks(any_lab)) == invocations
+    assert not any(is_wanted_now(any_lab, worker) for worker in workers)
     assert read_pending(any_lab) == {}
     assert any_lab.get("nomarr-controller.socket", "ActiveState") == "active"
 
@@ -203,7 +220,7 @@ def test_a_missing_supervisor_is_not_started_by_a_worker(lab: Lab) -> None:
 
 def test_directories_lost_with_a_reboot_are_made_again(any_lab: Lab) -> None:
     install(any_lab)
-    for directory in (any_lab.paths.pending, any_lab.paths.stop, f"{any_lab.runtime}/nomarr"):
+    for directory in (any_lab.paths.pending, f"{any_lab.runtime}/nomarr"):
         os.rmdir(directory)
     any_lab.start("tag-0")
     os.kill(any_lab.main_pid("tag-0"), signal.SIGKILL)
@@ -277,3 +294,22 @@ def test_an_instance_that_is_not_configured_fails_for_good(lab: Lab) -> None:
     facts = wait_for_hook(lab, "other-0")
     assert (facts["INSTANCE"], facts["MONITOR_EXIT_STATUS"]) == ("other-0", "78")
     assert "other-0 is not configured" in lab.journal()
+
+
+@pytest.mark.parametrize("state", ["starting", "failed", "held"])
+def test_a_stop_is_shown_in_every_state(lab: Lab, state: str) -> None:
+    install(lab, answer="silent" if state == "starting" else "0")
+    lab.systemctl("start", "--no-block", "nomarr-worker@tag-0.service")
+    if state == "starting":
+        lab.wait_until("tag-0", "activating")
+    else:
+        lab.wait_until("tag-0", "active")
+        os.kill(lab.main_pid("tag-0"), signal.SIGKILL)
+        lab.wait_until("tag-0", "failed")
+    if state == "held":
+        Path(lab.paths.hold, "tag-0").write_text("held\n")
+        lab.start("tag-0")  # its condition is not met
+    assert is_wanted_now(lab)
+    lab.stop("tag-0")
+    assert not is_wanted_now(lab)
+    assert was_stopped(lab) == (state == "starting"), "of a run that had ended nobody asked it"

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from nomarr_systemd.cli import progress
-from nomarr_systemd.controller import failures, reconcile
+from nomarr_systemd.controller import observe
 from nomarr_systemd.core.ids import parse_component
 from nomarr_systemd.operate import overview
 from nomarr_systemd.postmortem import witnesses
@@ -32,9 +32,8 @@ PROPERTIES = sorted(
         *progress.FACTS,
         *witnesses.FACTS,
         *disagreement.PROPERTIES,
-        *failures.RUN_FACTS,
-        *reconcile.EXIT_FACTS,
-        *reconcile.STATE_FACTS,
+        *observe.EXIT_FACTS,
+        *observe.UNIT_FACTS,
         *("LoadState", "UnitFileState", "NFileDescriptorStore", "ConditionResult", "StatusText"),
     }
 )

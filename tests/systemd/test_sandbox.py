@@ -65,9 +65,9 @@ def test_a_worker_runs_in_its_sandbox(lab: Lab) -> None:
     )
     lab.replace_controller()
     lab.install(f'[pool.tag]\ncommand = ["{program}"]\nwatchdog_s = 3600\n')
-    close(lab, "nomarr-worker@")
+    close(lab, "nomarr-worker@", "nomarr-wanted@")
     lab.start("tag-0")
-    invocation = lab.get("tag-0", "InvocationID")
+    assert lab.get("nomarr-wanted@tag-0.service", "ActiveState") == "active"
     lab.stop("tag-0")
     assert lab.get("tag-0", "ActiveState") == "inactive"
-    assert os.listdir(lab.paths.stop) == [invocation], "ExecStop= is not in the sandbox"
+    assert lab.get("nomarr-wanted@tag-0.service", "ActiveState") == "inactive"

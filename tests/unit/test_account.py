@@ -35,7 +35,7 @@ def test_a_failure_is_booked_with_all_its_facts() -> None:
     failure = death(run(1), "core-dump", -11, run_ms=192_000)
     account, record = book.record_failure(EMPTY, failure, PLAIN, at(5))
     assert record == Record(
-        1, run(1), "restart", "core-dump", -11, 1000, *at(5), "pending", 192_000,
+        1, run(1), "restart", "core-dump", -11, 1000, *at(5), "scheduled", 192_000,
         0, 5, 0, 20, 0, 0, "restart 1/5 within 5 min, 1/20 in all, after 1 s",
     )  # fmt: skip
     assert record.reason == "failure"
@@ -61,31 +61,44 @@ def test_fields_and_columns_of_a_newer_version_are_left_alone() -> None:
     account = book.from_doc(doc)
     assert account.records[0].invocation == run(1)
     assert crash(account, 2, 1).rows[0].endswith("|new")
-    account = book.set_effect(account, run(1), "scheduled", at(1))
+    account = book.set_effect(account, run(1), "started", at(1))
     assert account.rows[0].endswith("|new")
-    assert account.records[0].effect == "scheduled"
+    assert account.records[0].effect == "started"
 
 
 def test_a_newer_failure_settles_what_was_owed_before() -> None:
-    account = book.set_effect(crash(EMPTY, 1, 0), run(1), "scheduled", at(0))
-    account = crash(account, 2, 5)
-    assert [record.effect for record in account.records] == ["done", "pending"]
+    account = crash(crash(EMPTY, 1, 0), 2, 5)
+    assert [record.effect for record in account.records] == ["done", "scheduled"]
     masked = book.record_failure(account, death(run(3), code=78), PLAIN, at(9))[0]
     assert [r.effect for r in crash(masked, 4, 10).records] == [
         "done",
         "done",
         "pending",
-        "pending",
+        "scheduled",
     ]
+
+
+def test_an_older_death_that_is_booked_later_undoes_nothing() -> None:
+    """The unit has moved on: its death counts, owes nothing, and the newer one's restart stays."""
+    account = crash(EMPTY, 2, 5)
+    account, record = book.record_failure(account, death(run(1)), PLAIN, at(6), current=False)
+    assert [(each.invocation, each.effect) for each in account.records] == [
+        (run(2), "scheduled"),
+        (run(1), "done"),
+    ]
+    assert (record.action, account.restart_count) == ("restart", 2)
+    final = Rules(max_restarts=2, backoff_jitter=0)
+    account, record = book.record_failure(account, death(run(3)), final, at(7), current=False)
+    assert (record.action, record.effect, account.failed_at_wall_ms) == ("fail", "done", None)
 
 
 def test_effects_only_go_forward() -> None:
     account = crash(EMPTY, 1, 0)
-    assert account.records[0].effect == "pending"
-    account = book.set_effect(account, run(1), "scheduled", at(1))
     assert account.records[0].effect == "scheduled"
+    account = book.set_effect(account, run(1), "started", at(1))
+    assert account.records[0].effect == "started"
     account = book.set_effect(account, run(1), "done", at(2))
-    assert book.set_effect(account, run(1), "scheduled", at(3)) is account
+    assert book.set_effect(account, run(1), "started", at(3)) is account
     assert book.set_effect(account, run(9), "done", at(3)) is account
 
 
@@ -107,8 +120,7 @@ def test_holds_are_not_counted_and_their_release_begins_the_run() -> None:
 
 
 def test_a_manual_start_is_recorded_never_counted_and_settles_what_is_owed() -> None:
-    account = book.set_effect(crash(EMPTY, 1, 0), run(1), "scheduled", at(0))
-    account, record = book.record_manual(account, run(2), at(1), "uid 1000")
+    account, record = book.record_manual(crash(EMPTY, 1, 0), run(2), at(1), "uid 1000")
     assert (record.action, record.reason, record.by) == ("manual", "manual", "uid 1000")
     assert [row.effect for row in account.records] == ["done", "done"]
     assert account.restart_count == 1
@@ -242,7 +254,7 @@ def test_a_late_booking_owes_nothing_and_takes_nothing_back() -> None:
     blind = Decision("restart", 60_000, "the store was away", Evidence(0, 5, 0, 20, 0, None))
     account, record = book.book(crash(EMPTY, 2, 1000), death(run(1)), blind, PLAIN, at(900))
     assert record.effect == "done"
-    assert [each.effect for each in account.records] == ["pending", "done"]
+    assert [each.effect for each in account.records] == ["scheduled", "done"]
     failed = book.mark_failed(account, "for good", at(2000))
     again, _ = book.book(failed, death(run(3)), blind, PLAIN, at(950))
     assert (again.failure_reason, again.restart_count) == ("for good", 3)
