@@ -26,7 +26,7 @@ from nomarr_systemd.systemd.journal_reader import (
     Terms,
 )
 
-_GRACE_US: Final = 5_000_000  # journald may be late with a line; systemd-coredump surely is
+_GRACE_US: Final = 5_000_000  # a line may be late; that of systemd-coredump always is
 _OOM: Final = re.compile(r"Killed process [0-9]+ .*?anon-rss:([0-9]{1,15})kB")
 
 
