@@ -48,7 +48,7 @@ static int frame(const char *status, long job) {
     return write(health, line, length) == length || errno != EPIPE;
 }
 
-/* The job. A signal does not cut it short: SIGTERM means finish it, then leave. */
+/* The job. A signal does not interrupt it: SIGTERM means to finish it, then exit. */
 static void work(void) {
     struct timespec left = {.tv_nsec = 500000000};
     while (nanosleep(&left, &left) < 0 && errno == EINTR)
@@ -61,7 +61,7 @@ int main(void) {
         fputs("c-worker: NOMARR_HEALTH_PIPE and NOMARR_COMPONENT_ID are not set\n", stderr);
         return 78; /* configuration: restarting will not help */
     }
-    signal(SIGPIPE, SIG_IGN); /* a lost supervisor is an error of write(), not the end */
+    signal(SIGPIPE, SIG_IGN); /* write() returns EPIPE instead */
     sigaction(SIGTERM, &(struct sigaction){.sa_handler = on_term}, NULL);
     health = open(path, O_WRONLY | O_NONBLOCK | O_CLOEXEC); /* once, and open for life */
     if (health < 0) {

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Writes the man pages: packaging/manual.py DIRECTORY.
 
-A page is a file docs/man/NAME.SECTION.md in a small part of Markdown. A line {{ NAME }} in it
-stands for what the program itself knows: nomarrctl's commands and options, the settings of
-nomarr.toml, the directives that a pool cannot set. So a page cannot say otherwise than the program.
+A page is a file NAME.SECTION.md in docs/man, in a subset of Markdown. A line {{ NAME }} is replaced
+by what the program knows: the commands and options of nomarrctl, the settings of nomarr.toml, the
+directives that a pool cannot set. So a page always agrees with the program.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from nomarr_systemd.config.settings import MEANINGS  # noqa: E402
 from nomarr_systemd.config.unit_directives import OWNED  # noqa: E402
 from nomarr_systemd.config.values import Config, Pool  # noqa: E402
 
-EVERYWHERE = {"--help", "--user"}  # described once, with the global options
+EVERYWHERE = {"--help", "--user"}  # described once, among the global options
 UNSAID = ("[OPTIONS]", "[ARGS]...")
 SIGNS = {"\\": r"\e", "…": "...", "–": r"\(en", "−": r"\-", "→": r"\(->", "×": r"\(mu"}
 LITERAL = SIGNS | {"-": r"\-", "'": r"\(aq", "^": r"\(ha", "~": r"\(ti", "`": r"\(ga"}
@@ -37,7 +37,7 @@ ITEM = re.compile(r"(?P<term>.+)\n:   (?P<text>(?s:.+))")
 
 
 def literal(text: str, signs: dict[str, str] = LITERAL) -> str:
-    """What may be typed or copied, sign for sign."""
+    """Return text as roff that shows it unchanged, to be typed or copied."""
     spelled = "".join(signs.get(sign, sign) for sign in text)
     if not spelled.isascii():
         raise SystemExit(f"manual: add a spelling for roff to SIGNS: {spelled}")
@@ -45,12 +45,12 @@ def literal(text: str, signs: dict[str, str] = LITERAL) -> str:
 
 
 def plain(text: str) -> str:
-    """Words. A hyphen between letters is one; any other is a minus, as options have it."""
+    """Return prose as roff. A hyphen between letters stays; any other becomes a minus."""
     return literal(re.sub(r"(?<![A-Za-z])-|-(?![A-Za-z])", "−", text), SIGNS)
 
 
 def inline(text: str) -> str:
-    """`code` in bold, *placeholders* in italics, one line; a backslash takes a sign's meaning."""
+    """Return one line: `code` in bold, *placeholders* in italics; a backslash escapes."""
     parts, at = [], 0
     for match in INLINE.finditer(text := " ".join(text.split())):
         parts.append(plain(text[at : match.start()]))
@@ -65,12 +65,12 @@ def inline(text: str) -> str:
 
 
 def guard(line: str) -> str:
-    """A line that roff does not take for a command."""
+    """Return a line that roff does not read as a command."""
     return rf"\&{line}" if line.startswith((".", "'")) else line
 
 
 def render(block: str) -> Iterator[str]:
-    """One block of Markdown as lines of roff."""
+    """Yield one block of Markdown as lines of roff."""
     if block.startswith("### "):
         yield f'.SS "{inline(block[4:])}"'
     elif block.startswith("## "):
@@ -86,7 +86,7 @@ def render(block: str) -> Iterator[str]:
 
 
 def make_page(source: Path) -> str:
-    """The whole page; its first line is "# NAME(SECTION): what it is"."""
+    """Return the whole page; the first line of its source is "# NAME(SECTION): summary"."""
     blocks = re.split(r"\n(?:[ ]*\n)+", source.read_text(encoding="utf-8").rstrip())
     name, section, summary = re.fullmatch(r"# (.+)\((\d)\): (.+)", blocks[0]).groups()  # type: ignore[union-attr]
     changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
@@ -110,7 +110,7 @@ def sentence(text: str) -> str:
 
 
 def describe(text: str) -> Iterator[str]:
-    """A help text of click's: paragraphs, and those to be left as they are."""
+    """Yield the paragraphs of a help text; click's \\b marks one to be kept as it is."""
     for paragraph in inspect.cleandoc(text).split("\n\n"):
         if paragraph.startswith("\b\n"):
             title, _, rest = paragraph[2:].partition("\n")
@@ -129,7 +129,7 @@ def describe_options(command: click.Command, ctx: click.Context) -> Iterator[str
 
 
 def describe_command(command: click.Command, ctx: click.Context) -> Iterator[str]:
-    """A verb, or each verb of a group."""
+    """Yield the description of a verb, or of each verb of a group."""
     pieces = [each for each in command.collect_usage_pieces(ctx) if each not in UNSAID]
     names = ctx.command_path.partition(" ")[2]
     yield f"### `{' '.join((names, *pieces))}`"
@@ -158,7 +158,7 @@ def list_options() -> Iterator[str]:
 
 
 def list_settings() -> Iterator[str]:
-    """Every section of nomarr.toml with its keys."""
+    """Yield every section of nomarr.toml with its settings."""
     config = Config()
     values: dict[int, Any] = {
         id(settings.POLICY): config.policy,
@@ -176,7 +176,7 @@ def list_settings() -> Iterator[str]:
 
 
 def show_default(value: object) -> str:
-    """A default as it would be written in the file."""
+    """Return a default as it would be written in the file."""
     match value:
         case None | "" | ():
             return "not set by default"

@@ -32,7 +32,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def make(folder: str) -> None:
-    """``songs`` can be tagged, ``broken`` cannot, and ``deadly`` kills who tries."""
+    """Write ``songs`` (can be tagged), ``broken`` (cannot) and ``deadly`` (kill the worker)."""
     for name in ("songs", "broken", "deadly"):
         os.makedirs(os.path.join(folder, name))
 
@@ -58,13 +58,13 @@ def make(folder: str) -> None:
 
 
 def sine(hertz: float, level: float = 1.0) -> list[int]:
-    """One second of it, as are all of them."""
+    """Return one second of a tone."""
     step = 2 * math.pi * hertz / RATE
     return [round(FULL * level * math.sin(step * n)) for n in range(RATE)]
 
 
 def chirp(low: float, high: float) -> list[int]:
-    """From one frequency to another, evenly."""
+    """Return one second that rises from one frequency to another."""
 
     def phase(t: float) -> float:
         return 2 * math.pi * (low * t + (high - low) * t * t / 2)
@@ -73,7 +73,7 @@ def chirp(low: float, high: float) -> list[int]:
 
 
 def noise(level: float) -> list[int]:
-    """The same every time."""
+    """Return noise, the same every time."""
     chance = random.Random(1)  # noqa: S311 (nothing secret)
     return [round(FULL * level * chance.uniform(-1, 1)) for _ in range(RATE)]
 
@@ -90,7 +90,7 @@ SONGS: dict[str, Callable[[], list[int]]] = {
 
 
 def to_wav(samples: Sequence[int], *, channels: int = 1, width: int = 2) -> bytes:
-    """Samples of 16 bits as a file of 8, 16 or 24."""
+    """Return samples of 16 bits as a WAV of 8, 16 or 24."""
     match width:
         case 1:
             data = bytes((value >> 8) + 128 for value in samples)
@@ -108,7 +108,7 @@ def to_wav(samples: Sequence[int], *, channels: int = 1, width: int = 2) -> byte
 
 
 def with_note(data: bytes, note: bytes) -> bytes:
-    """The WAV with one more chunk between its header and its sound."""
+    """Return the WAV with one more chunk between its header and its sound."""
     note += b" " * (len(note) % 2)
     chunk = b"note" + struct.pack("<I", len(note)) + note
     size = struct.pack("<I", len(data) + len(chunk) - 8)
@@ -116,7 +116,7 @@ def with_note(data: bytes, note: bytes) -> bytes:
 
 
 def write_flac(path: str, samples: Sequence[int]) -> None:
-    """Where there is something that can: see sound.py."""
+    """Write a FLAC, if python3-soundfile is installed."""
     try:
         import soundfile
     except (ImportError, OSError):

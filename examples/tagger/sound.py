@@ -24,7 +24,7 @@ BLOCK = 65536  # frames: one sample of each channel
 MAX_CHANNELS = 32
 WINDOW = 2048  # frames that one spectrum is made of
 SPECTRA = 16  # taken from one file
-# In the first bytes of a file: what the decoder that this example does not have would trip over.
+# In the first bytes of a file: makes it crash or hang, in place of a bug in a native decoder.
 CRASH = b"nomarr-example: crash"
 HANG = b"nomarr-example: hang"
 
@@ -52,9 +52,9 @@ def can_read_flac() -> bool:
 
 
 def measure(path: str, on_block: Callable[[], None]) -> dict[str, object]:
-    """What is known of a file after reading it once; BadSound or OSError if it cannot be read.
+    """Return the measures of a file; BadSound or OSError if it cannot be read.
 
-    ``on_block`` is called now and then: the work moves on. Silence has no loudness and no centroid.
+    ``on_block`` is called after each block, as progress. Silence has no loudness and no centroid.
     """
     with _open(path) as file:
         head = file.read(4096)
@@ -96,7 +96,7 @@ def _measure(sound: Sound, on_block: Callable[[], None]) -> dict[str, object]:
 
 
 def spectrum(samples: array[int]) -> list[float]:
-    """The magnitudes of the frequencies from 0 to half the rate; a short window is filled up."""
+    """Return the magnitudes of frequencies from 0 to half the rate; a short window is padded."""
     mean = sum(samples) / len(samples)
     padded = [*(value - mean for value in samples), *[0.0] * (WINDOW - len(samples))]
     found = _transform([complex(a * b) for a, b in zip(padded, _HANN, strict=True)], _ROOTS)
@@ -104,7 +104,7 @@ def spectrum(samples: array[int]) -> list[float]:
 
 
 def _transform(values: list[complex], roots: list[complex]) -> list[complex]:
-    """Fourier's, by halves; ``roots`` are half as many as there are values."""
+    """Return the Fourier transform; ``roots`` are half as many as the values."""
     if len(values) == 1:
         return values
     even, odd = (_transform(values[start::2], roots[::2]) for start in (0, 1))
@@ -119,7 +119,7 @@ def _decibels(ratio: float) -> float | None:
 
 
 def _open(path: str) -> BinaryIO:
-    """A pipe or a device of that name must not keep us waiting."""
+    """Open a regular file without waiting for a pipe or device of that name."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
@@ -128,7 +128,7 @@ def _open(path: str) -> BinaryIO:
 
 
 def _block_of(frames: int) -> int:
-    """A short file is read in short blocks, so that it is not judged by its beginning alone."""
+    """Return the block size: short for a short file, so that all of it is measured."""
     return min(BLOCK, max(WINDOW, frames // SPECTRA))
 
 
@@ -165,7 +165,7 @@ def _open_wav(file: BinaryIO) -> Sound:
 
 
 def _samples(data: bytes, width: int) -> array[int]:
-    """Little-endian samples as numbers of this machine; 24 bits become the upper ones of 32."""
+    """Return little-endian samples as integers; 24 bits become the upper bits of 32."""
     if width == 1:  # the only width without a sign
         return array("b", bytes(value ^ 0x80 for value in data))
     if width == 3:
@@ -206,7 +206,7 @@ def _open_flac(file: BinaryIO) -> Sound:
 
 
 def _said_by(error: RuntimeError) -> str:
-    """Without the name of our file object, which tells nobody anything."""
+    """Return the message without the name of the file object."""
     return str(getattr(error, "error_string", error))
 
 

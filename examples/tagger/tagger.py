@@ -1,7 +1,7 @@
 """A music tagger: each job is the path of a sound file, and its tags are written beside it.
 
 ``Tagger`` takes the jobs that ``nomarrctl jobs add`` puts into its pool's queue; ``FolderTagger``
-watches a folder and needs no queue. What kind of trouble is whose is said by what they raise.
+watches a folder and needs no queue. The exception says whether the file or the machine is at fault.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Tagger(Worker):
-    # A look at the queue is cheap beside a song: new ones need not wait half a minute.
+    # Reading the queue is cheap compared with a song: a new job need not wait half a minute.
     idle_waits = Waits(0.1, 1.5, 1.0)
 
     def load(self) -> None:
-        # Something is said at the start also for the journal: of a process whose first words are
-        # its last it may not know which unit it was.
+        # journald finds the unit of a process at its first line: a first line just before death
+        # may come too late for that.
         kinds = "WAV and FLAC" if sound.can_read_flac() else "WAV; FLAC needs python3-soundfile"
         log.info("ready for %s", kinds)
 
@@ -45,7 +45,7 @@ class Tagger(Worker):
         try:
             write_sidecar(job, tags)
         except OSError as error:
-            if error.errno in FULL:  # no fault of this song: it goes back, and we wait
+            if error.errno in FULL:  # not the fault of this song: release the job and wait
                 raise NotReady(f"no room for tags: {error.strerror}") from error
             raise NonFatal(f"cannot write its tags: {error.strerror}") from error
         return tags
@@ -69,15 +69,15 @@ def sidecar_of(path: str) -> str:
 
 
 def write_sidecar(path: str, tags: dict[str, object]) -> None:
-    """Whole or not at all, whatever is killed or cut off from power meanwhile.
+    """Write the tags whole or not at all, also if it is killed or the power fails.
 
-    The new file's name is always the same: one that a kill left behind is used up by the next
-    attempt, and nobody else makes one, because a job has one worker at a time.
+    The temporary name is always the same: the next attempt replaces a file that a kill left, and
+    no other worker writes one, because a job has one worker at a time.
     """
     directory, name = os.path.split(sidecar_of(path))
     new = os.path.join(directory, f".{name}.new")
     with contextlib.suppress(FileNotFoundError):
-        os.unlink(new)  # perhaps a link of somebody's to something else
+        os.unlink(new)  # it may be a link to something else
     try:
         with open(new, "x", encoding="utf-8") as file:
             json.dump(tags, file, indent=2)

@@ -1,4 +1,4 @@
-"""``nomarrctl why``: the death certificate of a worker, for a terminal, as a page or as JSON."""
+"""``nomarrctl why``: the report on the death of a worker, for a terminal, as a page or as JSON."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from nomarr_systemd.config.values import Config
 from nomarr_systemd.core.errors import ConfigError, NomarrError
 from nomarr_systemd.core.ids import parse_component
 from nomarr_systemd.postmortem.report import render, to_json
-from nomarr_systemd.postmortem.verdict import issue
-from nomarr_systemd.postmortem.witnesses import check_known, choose, gather
+from nomarr_systemd.postmortem.verdict import make_report
+from nomarr_systemd.postmortem.witnesses import check_known, choose_run, gather
 
 _STYLES: dict[str, dict[str, Any]] = {
     "bad": {"fg": "red"},
@@ -51,20 +51,18 @@ def why(scope: Scope, component: str, invocation: str, html: str | None, as_json
     """
     worker = parse_component(component)
     check_known(scope.paths, _read_config(scope), worker)
-    scene = gather(scope.paths, worker)
-    certificate = issue(scene, *choose(scene, invocation))
+    witnesses = gather(scope.paths, worker)
+    report = make_report(witnesses, *choose_run(witnesses, invocation))
     if html is not None:
-        _write_page(html, render(certificate, "why.html.j2"))
+        _write_page(html, render(report, "why.html.j2"))
     if as_json:
-        click.echo(json.dumps(to_json(certificate), indent=2))
+        click.echo(json.dumps(to_json(report), indent=2))
     elif html is None:
         on_terminal = sys.stdout.isatty()
         width = shutil.get_terminal_size().columns if on_terminal else 80
-        text = render(
-            certificate, "why.txt.j2", width=max(40, width), fold=on_terminal, paint=_paint
-        )
+        text = render(report, "why.txt.j2", width=max(40, width), fold=on_terminal, paint=_paint)
         click.echo(text, nl=False)
-    return NO_SUCH_RUN if certificate.verdict == "unknown-run" else 0
+    return NO_SUCH_RUN if report.verdict == "unknown-run" else 0
 
 
 def _read_config(scope: Scope) -> Config | None:

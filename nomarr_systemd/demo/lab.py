@@ -1,4 +1,4 @@
-"""A systemd of one's own: a private user manager, for the demo and for tests (SYSTEMD.md, lab A).
+"""A systemd of one's own: a private user manager, for the demo and for tests.
 
 It runs in a mount namespace with an empty /run, with a journal and in a cgroup of its own, so that
 it neither sees nor touches the machine's; ending it ends every process that it ever started.

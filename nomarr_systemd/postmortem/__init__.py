@@ -1,3 +1,3 @@
-"""Post-mortems: what systemd, the journal, the ledger and the supervisor know of a death, put
-together into one certificate. Nothing here changes anything.
+"""Post-mortems: one report on a death from what systemd, the journal, the ledger and the
+supervisor know of it. Nothing here changes anything.
 """

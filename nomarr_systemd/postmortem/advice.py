@@ -1,4 +1,4 @@
-"""What to do next about a death: for each case a sentence and, where one helps, a command."""
+"""Advice after a death: for each case a sentence and, if one helps, a command."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from nomarr_systemd.core.death import EX_CONFIG, EX_SOFTWARE, EX_TEMPFAIL
 from nomarr_systemd.core.job import POOL_FAILED
-from nomarr_systemd.postmortem.report_model import Certificate, Death
+from nomarr_systemd.postmortem.report_model import DeathFacts, Report
 
 
 class Advice(NamedTuple):
@@ -15,66 +15,64 @@ class Advice(NamedTuple):
     command: str = ""
 
 
-def advise(certificate: Certificate) -> list[Advice]:
-    """In the order in which they are worth trying."""
-    scene = certificate.scene
-    ours = "nomarrctl --user" if scene.paths.user else "nomarrctl"
-    systemctl = "systemctl --user" if scene.paths.user else "systemctl"
-    unit, instance = scene.component.unit, scene.component.instance
+def advise(report: Report) -> list[Advice]:
+    """Return the advice on a report, most useful first."""
+    witnesses = report.witnesses
+    ours = "nomarrctl --user" if witnesses.paths.user else "nomarrctl"
+    systemctl = "systemctl --user" if witnesses.paths.user else "systemctl"
+    unit, instance = witnesses.component.unit, witnesses.component.instance
     found: list[Advice] = []
-    if certificate.death:
-        found += _for_death(certificate, certificate.death, systemctl, ours)
-        if certificate.death.invocation and certificate.lines:
-            command = journal_command(certificate)
+    if report.death:
+        found += _for_death(report, report.death, systemctl, ours)
+        if report.death.invocation and report.lines:
+            command = journal_command(report)
             found.append(Advice("Everything the journal has of this run:", command))
-    if scene.is_masked and (scene.account.failure_reason or "").startswith(POOL_FAILED):
+    if witnesses.is_masked and (witnesses.account.failure_reason or "").startswith(POOL_FAILED):
         found.append(
             Advice(
                 "When the cause is mended, begin the counts of its pool again and start it:",
-                f"{ours} reset --pool {scene.component.pool} --start",
+                f"{ours} reset --pool {witnesses.component.pool} --start",
             )
         )
-    elif scene.is_masked:
+    elif witnesses.is_masked:
         found.append(
             Advice(
                 "When the cause is mended, begin its counts again, unmask and start it:",
                 f"{ours} reset --start {instance}",
             )
         )
-    elif scene.hold:
-        pool = scene.component.pool
+    elif witnesses.hold:
+        pool = witnesses.component.pool
         found.append(Advice("It is held; to let it run again:", f"{ours} resume {pool}"))
-    elif certificate.verdict == "stopped":
+    elif report.verdict == "stopped":
         found.append(Advice("Nothing keeps it down; to start it:", f"{systemctl} start {unit}"))
-    elif certificate.record and certificate.record.effect == "scheduled" and scene.is_failed:
+    elif report.record and report.record.effect == "scheduled" and witnesses.is_failed:
         found.append(Advice("To cancel the restart:", f"{systemctl} stop {unit}"))
     return found
 
 
-def journal_command(certificate: Certificate) -> str:
-    """The command that shows all of the run."""
-    run = certificate.death.invocation.partition("#")[0] if certificate.death else ""
-    field = "USER_INVOCATION_ID" if certificate.scene.paths.user else "INVOCATION_ID"
+def journal_command(report: Report) -> str:
+    """Return the command that shows the whole journal of the run."""
+    run = report.death.invocation.partition("#")[0] if report.death else ""
+    field = "USER_INVOCATION_ID" if report.witnesses.paths.user else "INVOCATION_ID"
     return f"journalctl _SYSTEMD_INVOCATION_ID={run} + {field}={run}"
 
 
-def _for_death(
-    certificate: Certificate, death: Death, systemctl: str, ours: str
-) -> Iterator[Advice]:
-    scene = certificate.scene
-    unit, pool = scene.component.unit, scene.component.pool
+def _for_death(report: Report, death: DeathFacts, systemctl: str, ours: str) -> Iterator[Advice]:
+    witnesses = report.witnesses
+    unit, pool = witnesses.component.unit, witnesses.component.pool
     match death.kind:
         case "start-job":
-            for broken in certificate.broken:
+            for broken in report.broken:
                 name = broken.partition(":")[0]
                 yield Advice(
                     f"It needs {name}, which is {broken.partition(': ')[2]}; see why:",
                     f"{systemctl} status {name}",
                 )
-            if not certificate.broken:
+            if not report.broken:
                 yield Advice("What systemd says about it:", f"{systemctl} status {unit}")
         case "exit" if death.never_ran:
-            yield from _for_setup(death, unit, pool, scene.facts.get("User", ""), systemctl)
+            yield from _for_setup(death, unit, pool, witnesses.facts.get("User", ""), systemctl)
         case "oom":
             limit = f" (now {_size(death.memory_max)})" if death.memory_max else ""
             yield Advice(
@@ -85,14 +83,14 @@ def _for_death(
         case "watchdog":
             yield Advice(
                 "The stacks show where it hung. If the job is only long, have it call"
-                f" self.progress() now and then, or raise stall_timeout_s or, in [pool.{pool}],"
+                f" self.progress() regularly, or raise stall_timeout_s or, in [pool.{pool}],"
                 " watchdog_s."
             )
         case "stale" | "invalid-heartbeat":
             yield Advice(
-                "Its frames stopped or made no sense. A worker that is busy without Python's lock"
-                " (native code) sends none: raise staleness_interval_s in [health], or see what"
-                " it wrote to $NOMARR_HEALTH_PIPE."
+                "Its frames stopped or were invalid. A worker whose native code keeps Python's lock"
+                " sends none: raise staleness_interval_s in [health], or check what it writes to"
+                " $NOMARR_HEALTH_PIPE."
             )
         case "start-timeout":
             yield Advice("If it needs that long to load, raise startup_timeout_s in [health].")
@@ -104,14 +102,16 @@ def _for_death(
                 f" [pool.{pool}]."
             )
         case "resources":
-            yield Advice("What systemd lacked is in its own words:", f"{systemctl} status {unit}")
+            yield Advice("systemd says which resource was missing:", f"{systemctl} status {unit}")
         case "signal" | "core-dump":
-            yield from _for_signal(certificate, death)
+            yield from _for_signal(report, death)
         case _:
             yield from _for_exit(death, systemctl)
 
 
-def _for_setup(death: Death, unit: str, pool: str, user: str, systemctl: str) -> Iterator[Advice]:
+def _for_setup(
+    death: DeathFacts, unit: str, pool: str, user: str, systemctl: str
+) -> Iterator[Advice]:
     if death.code == 203:
         yield Advice(
             f"Is the program there, executable, and its first line right? Correct command = in"
@@ -127,8 +127,8 @@ def _for_setup(death: Death, unit: str, pool: str, user: str, systemctl: str) ->
         yield Advice("What systemd says about it:", f"{systemctl} status --full {unit}")
 
 
-def _for_signal(certificate: Certificate, death: Death) -> Iterator[Advice]:
-    dump = certificate.coredump
+def _for_signal(report: Report, death: DeathFacts) -> Iterator[Advice]:
+    dump = report.coredump
     if dump is not None:
         yield Advice("The core dump, and a debugger on it:", f"coredumpctl info {dump.pid}")
         yield Advice("", f"coredumpctl debug {dump.pid}")
@@ -138,15 +138,15 @@ def _for_signal(certificate: Certificate, death: Death) -> Iterator[Advice]:
             " memory runs out; the kernel says so:",
             "journalctl --dmesg --grep='oom|out of memory' --since=-1h",
         )
-    elif death.code in (-4, -6, -7, -8, -11) and certificate.trace is None:
+    elif death.code in (-4, -6, -7, -8, -11) and report.trace is None:
         yield Advice(
             "There is no stack. Install systemd-coredump and let the unit dump core, with"
-            f' LimitCORE = "infinity" in [pool.{certificate.scene.component.pool}.unit]; a'
+            f' LimitCORE = "infinity" in [pool.{report.witnesses.component.pool}.unit]; a'
             " Python program of your own leaves stacks with -X faulthandler."
         )
 
 
-def _for_exit(death: Death, systemctl: str) -> Iterator[Advice]:
+def _for_exit(death: DeathFacts, systemctl: str) -> Iterator[Advice]:
     if death.code == EX_CONFIG:
         yield Advice(
             "It says that its configuration is wrong, so it is not restarted: correct what it"
@@ -162,7 +162,7 @@ def _for_exit(death: Death, systemctl: str) -> Iterator[Advice]:
 
 
 def _size(text: str) -> str:
-    """Bytes as systemd takes them back."""
+    """Return a number of bytes in the form that systemd accepts."""
     if not text.isdigit():
         return text
     size = float(text)

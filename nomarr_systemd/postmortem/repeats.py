@@ -1,24 +1,24 @@
-"""Which trace tells most of a death, and how often a worker died like that before."""
+"""Which trace explains a death best, and how often the worker died of the same crash before."""
 
 from __future__ import annotations
 
+from nomarr_systemd.core.account import Account
 from nomarr_systemd.core.ledger_record import DECISIONS, Record
-from nomarr_systemd.postmortem.report_model import Death, Repeats
-from nomarr_systemd.postmortem.run_log import Where, read_end
+from nomarr_systemd.postmortem.report_model import DeathFacts, Repeats
+from nomarr_systemd.postmortem.run_log import JournalTerms, read_end
 from nomarr_systemd.postmortem.stack_traces import Trace, fingerprint
-from nomarr_systemd.postmortem.witnesses import Scene
 from nomarr_systemd.systemd.journal_reader import Journal
 
 
 def choose_trace(kind: str, traces: tuple[Trace, ...]) -> tuple[Trace | None, bool]:
-    """The trace that tells most, and whether it is the death's own.
+    """Return the trace that explains most, and whether it is the cause of the death.
 
-    A program that leaves by itself printed its traceback last. One that is killed may have logged
-    some long before; its own are the stacks that faulthandler or systemd-coredump left.
+    A program that exits by itself prints its traceback last. One that is killed may have logged
+    tracebacks long before; the stacks of faulthandler or systemd-coredump are those of its end.
     """
     last = {trace.kind: trace for trace in traces}
     if kind == "start-job":
-        return None, False  # what the run before it said is another matter
+        return None, False  # a trace here is from the run before
     if kind in ("exit", "config"):
         trace = last.get("traceback") or last.get("stacks") or last.get("native")
         return trace, trace is not None
@@ -28,10 +28,10 @@ def choose_trace(kind: str, traces: tuple[Trace, ...]) -> tuple[Trace | None, bo
 
 
 def count_repeats(
-    scene: Scene, journal: Journal, where: Where, death: Death, mark: str
+    account: Account, journal: Journal, terms: JournalTerms, death: DeathFacts, mark: str
 ) -> Repeats | None:
-    """Compare with every death on record, as far as the journal and the time allowed reach."""
-    records = [each for each in scene.account.records if each.action in DECISIONS and each.kind]
+    """Compare with every death on record, as far as the journal and the time limit allow."""
+    records = [each for each in account.records if each.action in DECISIONS and each.kind]
     deaths = len(records)
     if not records:
         return None
@@ -44,7 +44,7 @@ def count_repeats(
             continue
         if each.code != death.code:
             continue
-        same = _is_same(journal, where, each, mark)
+        same = _is_same(journal, terms, each, mark)
         if same is None:
             unknown += 1
         elif same:
@@ -53,17 +53,17 @@ def count_repeats(
     return Repeats(count, deaths, unknown, first_ms, last_ms)
 
 
-def _is_same(journal: Journal, where: Where, record: Record, mark: str) -> bool | None:
-    """None if nothing is left to compare with."""
+def _is_same(journal: Journal, terms: JournalTerms, record: Record, mark: str) -> bool | None:
+    """Return whether a death on record has this fingerprint; None if the journal has lost it."""
     if record.kind == "start-job":
         return True
     if journal.cut_short:
         return None
-    where = where._replace(pid="")  # which was this run's alone
+    terms = terms._replace(pid="")  # the pid of another run
     run_ms = 60_000 if record.run_ms is None else record.run_ms + 1500
     log = read_end(
         journal,
-        where,
+        terms,
         record.invocation,
         since_us=(record.wall_ms - run_ms) * 1000,
         # Not into the next run, which begins after the backoff.
@@ -72,6 +72,6 @@ def _is_same(journal: Journal, where: Where, record: Record, mark: str) -> bool 
     if log is None:
         return None
     if not log.lines and mark != fingerprint(record.kind, record.code, None):
-        return None  # it may have said something that is lost
+        return None  # its trace may have been lost
     trace, is_cause = choose_trace(record.kind, log.traces)
     return fingerprint(record.kind, record.code, trace if is_cause else None) == mark

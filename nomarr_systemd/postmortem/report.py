@@ -1,4 +1,4 @@
-"""The certificate as others see it: JSON for scripts, and values for the two templates."""
+"""The report shown: as JSON, and as text or a page by the two templates."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any, Final
 from nomarr_systemd.core.ledger_record import Record
 from nomarr_systemd.core.text import clean, describe_ms
 from nomarr_systemd.core.time import age_ms
-from nomarr_systemd.postmortem.advice import advise, journal_command
-from nomarr_systemd.postmortem.report_model import Certificate
+from nomarr_systemd.postmortem.advice import advise
+from nomarr_systemd.postmortem.report_model import Report
 from nomarr_systemd.postmortem.run_log import Line
-from nomarr_systemd.postmortem.witnesses import Scene
+from nomarr_systemd.postmortem.witnesses import Witnesses
 
 SCHEMA: Final = "nomarr.why/1"
 LINES_SHOWN: Final = 25
 FRAMES_SHOWN: Final = 6
 _ABOVE: Final = "(the trace that is shown above)"
-_NAMES: Final = 10  # the width of what names a fact
+_NAME_WIDTH: Final = 10
 _FRAME_FIELDS: Final = frozenset(
     [
         *("component_id", "seq", "status", "phase", "job", "progress_age_s", "pid", "invocation"),
@@ -29,37 +29,37 @@ _FRAME_FIELDS: Final = frozenset(
 _HEALTH_KINDS: Final = ("watchdog", "stale", "invalid-heartbeat", "recovery-timeout")
 
 
-def to_json(certificate: Certificate) -> dict[str, Any]:
-    """The schema of docs/json.md. Keys are added, never removed or changed in meaning."""
-    scene = certificate.scene
-    death, trace = certificate.death, certificate.trace
+def to_json(report: Report) -> dict[str, Any]:
+    """Return the report in the schema of docs/json.md#why. Keys are added, never removed."""
+    witnesses = report.witnesses
+    death, trace = report.death, report.trace
     return {
         "schema": SCHEMA,
-        "component": scene.component.component_id,
-        "unit": scene.component.unit,
-        "scope": "user" if scene.paths.user else "system",
-        "verdict": certificate.verdict,
-        "headline": certificate.headline,
+        "component": witnesses.component.component_id,
+        "unit": witnesses.component.unit,
+        "scope": "user" if witnesses.paths.user else "system",
+        "verdict": report.verdict,
+        "headline": report.headline,
         "state": {
-            "active": scene.facts.get("ActiveState") or None,
-            "load": scene.facts.get("LoadState") or None,
-            "invocation": scene.invocation or None,
-            "health": scene.live.get("status"),
-            "held": scene.hold or None,
-            "failure_reason": scene.account.failure_reason,
-            "line": certificate.now,
+            "active": witnesses.facts.get("ActiveState") or None,
+            "load": witnesses.facts.get("LoadState") or None,
+            "invocation": witnesses.invocation or None,
+            "health": witnesses.live.get("status"),
+            "held": witnesses.hold or None,
+            "failure_reason": witnesses.account.failure_reason,
+            "line": report.now,
         },
         "death": death and death._asdict() | {"never_ran": death.never_ran},
         "trace": trace
         and {
             "kind": trace.kind,
             "headline": trace.headline,
-            "is_cause": certificate.trace_is_cause,
+            "is_cause": report.trace_is_cause,
             "lines": list(trace.lines),
         },
-        "fingerprint": certificate.fingerprint or None,
-        "repeats": certificate.repeats and certificate.repeats._asdict(),
-        "frames": list(certificate.frames),
+        "fingerprint": report.fingerprint or None,
+        "repeats": report.repeats and report.repeats._asdict(),
+        "frames": list(report.frames),
         "journal": [
             {
                 "at_ms": line.wall_us // 1000,
@@ -68,18 +68,18 @@ def to_json(certificate: Certificate) -> dict[str, Any]:
                 "priority": line.priority,
                 "text": line.text,
             }
-            for line in certificate.lines
+            for line in report.lines
         ],
-        "coredump": certificate.coredump and certificate.coredump._asdict(),
-        "decision": certificate.record and record_to_json(certificate.record),
-        "needs": list(certificate.broken),
-        "notes": list(certificate.notes),
-        "advice": [each._asdict() for each in advise(certificate)],
+        "coredump": report.coredump and report.coredump._asdict(),
+        "decision": report.record and record_to_json(report.record),
+        "needs": list(report.broken),
+        "notes": list(report.notes),
+        "advice": [each._asdict() for each in advise(report)],
     }
 
 
 def record_to_json(record: Record) -> dict[str, Any]:
-    """One record of the ledger, for every verb that shows one."""
+    """Return one record of the ledger in the schema of docs/json.md#history."""
     return {
         "attempt": record.attempt,
         "at_ms": record.wall_ms,
@@ -101,14 +101,14 @@ def record_to_json(record: Record) -> dict[str, Any]:
 
 
 def render(
-    certificate: Certificate,
+    report: Report,
     template: str,
     *,
     width: int = 80,
     fold: bool = False,
     paint: Callable[[str, str], str] = lambda text, _style: text,
 ) -> str:
-    """The report by a template. ``paint`` colours a text; ``fold`` breaks long lines of logs."""
+    """Return the report by a template. ``paint`` colours text; ``fold`` breaks long log lines."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     from nomarr_systemd.systemd.unit_files import find_data
@@ -126,8 +126,8 @@ def render(
         return _wrap(text, min(width, 100), " " * indent, " " * (indent + hang))
 
     def fact(text: str, name: str) -> str:
-        lead = " " * _NAMES
-        return paint(f"{name:{_NAMES}}", "dim") + _wrap(text, width, lead, lead)[_NAMES:]
+        lead = " " * _NAME_WIDTH
+        return paint(f"{name:{_NAME_WIDTH}}", "dim") + _wrap(text, width, lead, lead)[_NAME_WIDTH:]
 
     def verbatim(text: str, indent: int = 2, hang: int = 4) -> str:
         lead = " " * indent
@@ -143,40 +143,38 @@ def render(
         "duration": describe_ms,
         "moment": show_moment,
         "clock": show_clock,
-        "size": show_size,
         "frame": show_frame,
     }
-    lines = _without_trace(certificate)
+    lines = _without_trace(report)
     shown = lines[-LINES_SHOWN:]
     return environment.get_template(template).render(
-        c=certificate,
-        scene=certificate.scene,
-        death=certificate.death,
-        record=certificate.record,
-        trace=certificate.trace,
-        repeats=certificate.repeats,
+        report=report,
+        witnesses=report.witnesses,
+        death=report.death,
+        record=report.record,
+        trace=report.trace,
+        repeats=report.repeats,
         lines=shown,
         hidden=len(lines) - len(shown),
-        frames=certificate.frames[-FRAMES_SHOWN:],
-        advice=advise(certificate),
-        command=journal_command(certificate),
-        facts=list(_facts_of(certificate)),
-        made=show_moment(certificate.scene.now.wall_ms),
+        frames=report.frames[-FRAMES_SHOWN:],
+        advice=advise(report),
+        facts=list(_list_facts(report)),
+        made=show_moment(report.witnesses.now.wall_ms),
     )
 
 
 def show_moment(wall_ms: int) -> str:
-    """A moment in local time, to the second."""
+    """Return wall time as local time, to the second."""
     return _local(wall_ms).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def show_clock(wall_us: int) -> str:
-    """A time of day, to the millisecond."""
+    """Return wall time as local time of day, to the millisecond."""
     return _local(wall_us // 1000).strftime("%H:%M:%S.%f")[:-3]
 
 
 def _local(wall_ms: int) -> datetime.datetime:
-    bounded = min(max(wall_ms, 0), 253_000_000_000_000)  # a clock may have been anywhere
+    bounded = min(max(wall_ms, 0), 253_000_000_000_000)  # a clock may have been set to anything
     return datetime.datetime.fromtimestamp(bounded / 1000).astimezone()
 
 
@@ -185,7 +183,7 @@ def show_size(size: int) -> str:
 
 
 def show_frame(fields: dict[str, Any]) -> str:
-    """One frame in a line; what is not known here stays as it was said."""
+    """Return one frame as a line; unknown fields are shown as they are."""
     parts = []
     for name in ("seq", "status", "phase", "job", "progress_age_s"):
         value = fields.get(name)
@@ -207,11 +205,11 @@ def show_frame(fields: dict[str, Any]) -> str:
     return clean("  ".join(parts).replace("\n", " "), 300)
 
 
-def _facts_of(certificate: Certificate) -> Iterator[tuple[str, str]]:
-    """The short facts, each with its name."""
-    death, dump = certificate.death, certificate.coredump
+def _list_facts(report: Report) -> Iterator[tuple[str, str]]:
+    """Yield the short facts, each with its name."""
+    death, dump = report.death, report.coredump
     if death:
-        ago = describe_ms(max(0, certificate.scene.now.wall_ms - death.at_ms))
+        ago = describe_ms(max(0, report.witnesses.now.wall_ms - death.at_ms))
         ran = death.run_ms is not None and not death.never_ran
         after = f", after a run of {describe_ms(death.run_ms or 0)}" if ran else ""
         yield "when", f"{show_moment(death.at_ms)} ({ago} ago){after}"
@@ -232,16 +230,16 @@ def _facts_of(certificate: Certificate) -> Iterator[tuple[str, str]]:
     if dump:
         kept = "" if dump.file else " (the dump itself was not kept)"
         yield "core dump", f"coredumpctl info {dump.pid}{kept}"
-    for need in certificate.broken:
+    for need in report.broken:
         yield "needs", need
-    yield "now", certificate.now
+    yield "now", report.now
 
 
-def _without_trace(certificate: Certificate) -> list[Line]:
-    """The journal's lines; those that are shown as the trace already, in one."""
-    own = frozenset(certificate.trace.lines) if certificate.trace else frozenset()
+def _without_trace(report: Report) -> list[Line]:
+    """Return the lines of the journal, with one line in place of those shown as the trace."""
+    own = frozenset(report.trace.lines) if report.trace else frozenset()
     found: list[Line] = []
-    for line in certificate.lines:
+    for line in report.lines:
         if line.text in own and line.text.strip():
             if found and found[-1].text == _ABOVE:
                 continue
@@ -261,26 +259,26 @@ def _wrap(text: str, width: int, first: str, others: str, *, anywhere: bool = Fa
     )
 
 
-def describe_now(scene: Scene) -> str:
-    """What has become of the worker, in one line."""
-    state = scene.facts.get("ActiveState", "")
-    if scene.is_masked:
-        reason = scene.account.failure_reason
+def describe_now(witnesses: Witnesses) -> str:
+    """Return the state of the worker now, in one line."""
+    state = witnesses.facts.get("ActiveState", "")
+    if witnesses.is_masked:
+        reason = witnesses.account.failure_reason
         if reason:
             return f"masked, and stays down until it is reset: {clean(reason)}"
-        return "masked, but not by a decision on record: somebody masked it by hand"
-    if scene.facts.get("LoadState") == "not-found":
+        return "masked, but not by a decision on record: it was masked by hand"
+    if witnesses.facts.get("LoadState") == "not-found":
         return "there is no unit of that name: nomarrctl apply installs it"
-    if scene.is_running:
-        since_ms = scene.wall_ms_of("ActiveEnterTimestampMonotonic")
-        ago = f" for {describe_ms(max(0, scene.now.wall_ms - since_ms))}" if since_ms else ""
-        health = scene.live.get("status")
+    if witnesses.is_running:
+        since_ms = witnesses.wall_ms_of("ActiveEnterTimestampMonotonic")
+        ago = f" for {describe_ms(max(0, witnesses.now.wall_ms - since_ms))}" if since_ms else ""
+        health = witnesses.live.get("status")
         said = f", {clean(str(health), 40)}" if health else ""
         return f"{'running' if state == 'active' else state}{ago}{said}"
-    if scene.hold:
-        return f"held: {scene.hold}"
-    last = next((each for each in reversed(scene.account.records) if each.kind), None)
-    if last and (last.action, last.effect) == ("restart", "scheduled") and scene.is_failed:
-        left_ms = last.delay_ms - age_ms(last.moment, scene.now)
+    if witnesses.hold:
+        return f"held: {witnesses.hold}"
+    last = next((each for each in reversed(witnesses.account.records) if each.kind), None)
+    if last and (last.action, last.effect) == ("restart", "scheduled") and witnesses.is_failed:
+        left_ms = last.delay_ms - age_ms(last.moment, witnesses.now)
         return f"failed; it is restarted in {describe_ms(max(0, left_ms))}"
     return {"failed": "failed", "inactive": "not running"}.get(state, state or "unknown")

@@ -1,5 +1,5 @@
-"""The death certificate: what killed a worker, when, with what in hand, what was decided about it
-and why, and how often it died like that before. How it comes about is in ``inquest``.
+"""The values that a report consists of: the facts of a death, how often it happened before, and
+the report itself. ``verdict`` fills them in, ``report`` shows them.
 """
 
 from __future__ import annotations
@@ -9,24 +9,24 @@ from typing import Any, Final, NamedTuple
 from nomarr_systemd.core.ledger_record import Record
 from nomarr_systemd.postmortem.run_log import Coredump, Line
 from nomarr_systemd.postmortem.stack_traces import Trace
-from nomarr_systemd.postmortem.witnesses import Scene
+from nomarr_systemd.postmortem.witnesses import Witnesses
 
-_NEVER_RAN: Final = range(200, 244)  # systemd's own statuses: the program was not even started
+_NEVER_RAN: Final = range(200, 244)  # exit statuses of systemd: it could not execute the program
 
 
-class Death(NamedTuple):
-    """One bad end."""
+class DeathFacts(NamedTuple):
+    """What is known of one death."""
 
-    invocation: str  # with "#n" for a start job that failed
+    invocation: str  # with "#n" for a failed start job
     kind: str
     code: int
     line: str
     at_ms: int
-    run_ms: int | None
-    job: str
-    memory_peak: int  # bytes; 0: unknown
-    memory_max: str
-    progress_age_s: float | None
+    run_ms: int | None = None
+    job: str = ""
+    memory_peak: int = 0  # bytes; 0: unknown
+    memory_max: str = ""
+    progress_age_s: float | None = None
 
     @property
     def never_ran(self) -> bool:
@@ -34,23 +34,23 @@ class Death(NamedTuple):
 
 
 class Repeats(NamedTuple):
-    """How often the same crash is on record, this one included."""
+    """How often the same crash is on record, including this one."""
 
     times: int
-    deaths: int  # on record in all
-    unknown: int  # alike in class, and nothing more is known of them
+    deaths: int  # all deaths on record
+    unknown: int  # deaths of the same class of which the journal has nothing left to compare
     first_ms: int
     last_ms: int
 
 
-class Certificate(NamedTuple):
-    """Everything the report shows."""
+class Report(NamedTuple):
+    """Everything that ``nomarrctl why`` shows."""
 
-    scene: Scene
-    verdict: str  # died, alive, stopped
+    witnesses: Witnesses
+    verdict: str  # died, alive, stopped, unknown-run
     headline: str
     now: str
-    death: Death | None = None
+    death: DeathFacts | None = None
     trace: Trace | None = None
     trace_is_cause: bool = False
     fingerprint: str = ""
@@ -59,5 +59,5 @@ class Certificate(NamedTuple):
     coredump: Coredump | None = None
     record: Record | None = None
     repeats: Repeats | None = None
-    broken: tuple[str, ...] = ()  # units that it needs and that are not there
+    broken: tuple[str, ...] = ()  # required units that failed or are missing
     notes: tuple[str, ...] = ()

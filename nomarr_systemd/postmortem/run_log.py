@@ -1,8 +1,8 @@
-"""The journal of one run: what the worker said, what systemd said about it, what was lost.
+"""The journal of one run: lines of the worker, lines of systemd about it, and what was dropped.
 
-Where journald knows the invocation of a line, that decides. It does not always: in a user manager
-whose cgroups it cannot place, and for lines that it read after the process was gone. Those belong
-to the run by unit, cgroup or process, and by time.
+A line belongs to the run whose invocation journald recorded with it. journald does not always know
+the invocation: not in a user manager whose cgroups it cannot place, and not for lines that it read
+after the process had gone. Such lines are assigned by unit, cgroup or process, and by time.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import re
 from typing import Final, NamedTuple
 
+from nomarr_systemd.core.death import name_signal
 from nomarr_systemd.core.ids import Component
 from nomarr_systemd.core.text import clean_lines
 from nomarr_systemd.postmortem.stack_traces import Trace, recognise
@@ -25,20 +26,20 @@ from nomarr_systemd.systemd.journal_reader import (
     Terms,
 )
 
-_GRACE_US: Final = 5_000_000  # journald may be late with a line; systemd-coredump surely is
+_GRACE_US: Final = 5_000_000  # a line may be late; that of systemd-coredump always is
 _OOM: Final = re.compile(r"Killed process [0-9]+ .*?anon-rss:([0-9]{1,15})kB")
 
 
-class Where(NamedTuple):
-    """Whose journal is meant."""
+class JournalTerms(NamedTuple):
+    """The journal matches for one worker, in the system or in a user manager."""
 
     component: Component
     user: bool
     cgroup: str = ""  # of the unit, in a user manager
     pid: str = ""  # of the last main process, in a user manager
 
-    def spoken(self) -> Terms:
-        """By any run of the unit."""
+    def of_worker(self) -> Terms:
+        """Lines of any run of the unit."""
         unit = self.component.unit
         if not self.user:
             return [[f"_SYSTEMD_UNIT={unit}"]]
@@ -50,39 +51,40 @@ class Where(NamedTuple):
             terms.append([mine, f"_PID={self.pid}"])
         return terms
 
-    def managed(self) -> Terms:
-        """By systemd about any run of the unit."""
+    def of_systemd(self) -> Terms:
+        """Lines of systemd about any run of the unit."""
         if self.user:
             return [[f"_UID={os.getuid()}", f"USER_UNIT={self.component.unit}"]]
         return [["_PID=1", f"UNIT={self.component.unit}"]]
 
-    def managed_run(self, run: str) -> Terms:
-        """By systemd about this run."""
+    def of_systemd_about(self, run: str) -> Terms:
+        """Lines of systemd about one run."""
         if self.user:
             return [[f"_UID={os.getuid()}", f"USER_INVOCATION_ID={run}"]]
         return [["_PID=1", f"INVOCATION_ID={run}"]]
 
-    def is_managers(self, entry: Entry) -> bool:
-        """Whether systemd said it, by journald's word: anybody may send a MESSAGE_ID."""
+    def is_of_systemd(self, entry: Entry) -> bool:
+        """True if systemd wrote the entry, by a field of journald: any program can send a
+        MESSAGE_ID."""
         if self.user:
             return entry.get("_COMM") == "systemd"
         return entry.get("_PID") == "1"
 
-    def decided(self, run: str) -> Terms:
-        """By our controller about this run."""
+    def of_controller_about(self, run: str) -> Terms:
+        """Entries of our controller about one run."""
         uid = os.getuid() if self.user else 0
         return [[f"_UID={uid}", f"NOMARR_INVOCATION_ID={run}"]]
 
-    def dumped(self) -> Terms:
+    def of_coredump(self) -> Terms:
         field = "COREDUMP_USER_UNIT" if self.user else "COREDUMP_UNIT"
         return [["_UID=0", f"MESSAGE_ID={COREDUMP}", f"{field}={self.component.unit}"]]
 
-    def dropped(self) -> Terms:
+    def of_dropping(self) -> Terms:
         return [["_TRANSPORT=driver", f"MESSAGE_ID={DROPPED}"]]
 
 
 class Line(NamedTuple):
-    """One line of the run, clean."""
+    """One line of the run, without control characters."""
 
     wall_us: int
     source: str
@@ -93,18 +95,18 @@ class Line(NamedTuple):
 
 class Coredump(NamedTuple):
     pid: int
-    file: str  # "" where it was not kept
+    file: str  # "": the dump was not kept
     executable: str
 
 
 class RunLog(NamedTuple):
-    """All that the journal has of one run. Absent things are empty, 0 or None."""
+    """What the journal has of one run. A missing value is empty, 0 or None."""
 
     lines: tuple[Line, ...] = ()
     traces: tuple[Trace, ...] = ()
     began_us: int = 0
     ended_us: int = 0
-    result: str = ""  # systemd's words, as core.exits has them
+    result: str = ""  # systemd's words, as core.death takes them
     exit_code: str = ""
     exit_status: str = ""
     memory_peak: int = 0
@@ -113,64 +115,64 @@ class RunLog(NamedTuple):
 
 
 def read_run(
-    journal: Journal, where: Where, invocation: str, *, near_us: int = 0, limit: int = 600
+    journal: Journal, terms: JournalTerms, invocation: str, *, near_us: int = 0, limit: int = 600
 ) -> RunLog:
-    """The end of a run; ``near_us`` is when it was booked, for a journal that has less."""
+    """Read the last lines of a run; ``near_us`` is when it was booked, if that is known."""
     run = invocation.partition("#")[0]
-    managed = journal.read_back(where.managed_run(run), limit=60)
+    managed = journal.read_back(terms.of_systemd_about(run), limit=60)
     began_us = managed[0].wall_us if managed else 0
-    until_us = _find_end(journal, where, run, managed, near_us)
-    # By the id alone, whatever the clock did; then what has none, which only the time can place.
-    placed = [[f"_SYSTEMD_INVOCATION_ID={run}"], *where.managed_run(run)]
-    entries = journal.read_back([*placed, *where.decided(invocation)], limit=limit)
+    until_us = _find_end(journal, terms, run, managed, near_us)
+    # First by invocation, whatever the clock did; then lines without one, by time.
+    placed = [[f"_SYSTEMD_INVOCATION_ID={run}"], *terms.of_systemd_about(run)]
+    entries = journal.read_back([*placed, *terms.of_controller_about(invocation)], limit=limit)
     if began_us:
         others = journal.read_back(
-            where.spoken(),
+            terms.of_worker(),
             limit=limit,
             until_us=until_us,
             since_us=began_us,
-            wanted=lambda entry: _is_unplaced(where, entry),
+            wanted=lambda entry: _is_unplaced(terms, entry),
         )
         if others:
             entries = sorted([*entries, *others], key=lambda entry: entry.wall_us)[-limit:]
-    log = _collect(where, entries, began_us)
+    log = _collect(terms, entries, began_us)
     since_us = began_us or (entries[0].wall_us if entries else near_us)
     if since_us:
-        log = _add_losses(journal, where, log, since_us, until_us)
+        log = _add_losses(journal, terms, log, since_us, until_us)
     return log
 
 
 def read_end(
-    journal: Journal, where: Where, run: str, *, since_us: int, until_us: int
+    journal: Journal, terms: JournalTerms, run: str, *, since_us: int, until_us: int
 ) -> RunLog | None:
-    """Only what a fingerprint needs; None if the journal has nothing of that run."""
-    managed = journal.read_back(where.managed_run(run), limit=60)
+    """Read what a fingerprint needs; None if the journal has nothing of that run."""
+    managed = journal.read_back(terms.of_systemd_about(run), limit=60)
     entries = journal.read_back([[f"_SYSTEMD_INVOCATION_ID={run}"]], limit=300)
-    # Not before its start: half a trace of the run before would be another crash.
+    # Not before its start: a part of the previous trace would make another fingerprint.
     since_us = max(since_us, managed[0].wall_us if managed else 0)
     entries += journal.read_back(
-        [*where.spoken(), *where.dumped()],
+        [*terms.of_worker(), *terms.of_coredump()],
         limit=300,
         since_us=since_us,
         until_us=until_us,
-        wanted=lambda entry: entry.message_id == COREDUMP or _is_unplaced(where, entry),
+        wanted=lambda entry: entry.message_id == COREDUMP or _is_unplaced(terms, entry),
     )
-    return _collect(where, entries, since_us) if entries or managed else None
+    return _collect(terms, entries, since_us) if entries or managed else None
 
 
-def _is_unplaced(where: Where, entry: Entry) -> bool:
-    """Whether journald knew no invocation for a line, or, by the cgroup, another manager's."""
+def _is_unplaced(terms: JournalTerms, entry: Entry) -> bool:
+    """True if the entry has no invocation, or that of another manager."""
     if entry.get("USER_INVOCATION_ID") or entry.get("INVOCATION_ID"):
-        return False  # systemd's own, found by that
+        return False  # systemd's own entry, which is found by its invocation
     if entry.get("_SYSTEMD_INVOCATION_ID"):
-        return where.user and not entry.get("_SYSTEMD_USER_UNIT")
+        return terms.user and not entry.get("_SYSTEMD_USER_UNIT")
     return True
 
 
-def find_failed_job(journal: Journal, where: Where) -> Entry | None:
-    """systemd's word about the last job of the unit, if that was a start that came to nothing."""
+def find_failed_job(journal: Journal, terms: JournalTerms) -> Entry | None:
+    """Return systemd's entry about the last job of the unit, if that job failed."""
     jobs = journal.read_back(
-        where.managed(), limit=1, wanted=lambda entry: bool(entry.get("JOB_RESULT"))
+        terms.of_systemd(), limit=1, wanted=lambda entry: bool(entry.get("JOB_RESULT"))
     )
     if not jobs or jobs[0].get("JOB_RESULT") in ("done", "canceled", "skipped"):
         return None
@@ -178,24 +180,24 @@ def find_failed_job(journal: Journal, where: Where) -> Entry | None:
 
 
 def _find_end(
-    journal: Journal, where: Where, run: str, managed: list[Entry], near_us: int
+    journal: Journal, terms: JournalTerms, run: str, managed: list[Entry], near_us: int
 ) -> int | None:
-    """When the next run of the unit began; None: not yet."""
+    """Return when the next run of the unit began; None if there is none yet."""
     if not managed:
         return near_us + _GRACE_US if near_us else None
-    field = "USER_INVOCATION_ID" if where.user else "INVOCATION_ID"
+    field = "USER_INVOCATION_ID" if terms.user else "INVOCATION_ID"
     following = journal.find_after(
-        where.managed(), managed[-1].wall_us, lambda entry: entry.get(field) not in ("", run)
+        terms.of_systemd(), managed[-1].wall_us, lambda entry: entry.get(field) not in ("", run)
     )
     return following.wall_us if following else None
 
 
-def _collect(where: Where, entries: list[Entry], began_us: int) -> RunLog:
+def _collect(terms: JournalTerms, entries: list[Entry], began_us: int) -> RunLog:
     lines: list[Line] = []
     by_process: dict[str, list[str]] = {}
     log = RunLog(began_us=began_us)
     for entry in entries:
-        if where.is_managers(entry):
+        if terms.is_of_systemd(entry):
             log = _take_facts(log, entry)
         texts = clean_lines(entry.text)
         lines += [_make_line(entry, text) for text in texts]
@@ -209,7 +211,7 @@ def _take_facts(log: RunLog, entry: Entry) -> RunLog:
         case message_id if message_id == EXITED and entry.get("COMMAND") in ("", "ExecStart"):
             return log._replace(
                 exit_code=entry.get("EXIT_CODE"),
-                exit_status=entry.get("EXIT_STATUS"),
+                exit_status=_name_status(entry.get("EXIT_CODE"), entry.get("EXIT_STATUS")),
                 ended_us=entry.wall_us,
             )
         case message_id if message_id == FAILED:
@@ -222,11 +224,11 @@ def _take_facts(log: RunLog, entry: Entry) -> RunLog:
 
 
 def _add_losses(
-    journal: Journal, where: Where, log: RunLog, since_us: int, until_us: int | None
+    journal: Journal, terms: JournalTerms, log: RunLog, since_us: int, until_us: int | None
 ) -> RunLog:
-    """Core dumps and dropped messages, which others than the worker and systemd report."""
+    """Add core dumps and dropped messages; systemd-coredump and journald report them."""
     late_us = None if until_us is None else until_us + _GRACE_US
-    dumps = journal.read_back(where.dumped(), limit=1, until_us=late_us, since_us=since_us)
+    dumps = journal.read_back(terms.of_coredump(), limit=1, until_us=late_us, since_us=since_us)
     if dumps:
         entry = dumps[0]
         texts = clean_lines(entry.text)
@@ -238,9 +240,9 @@ def _add_losses(
             ),
             traces=(*log.traces, *recognise(texts)),
         )
-    unit = where.component.unit
+    unit = terms.component.unit
     drops = journal.read_back(
-        where.dropped(),
+        terms.of_dropping(),
         limit=100,
         until_us=late_us,
         since_us=since_us,
@@ -252,15 +254,15 @@ def _add_losses(
     return log._replace(dropped=sum(_number(entry.get("N_DROPPED")) or 1 for entry in drops))
 
 
-def find_kernel_oom(journal: Journal, where: Where, near_us: int) -> int:
-    """The memory of the process that the kernel killed in this unit, in bytes; 0 if unknown."""
+def find_kernel_oom(journal: Journal, terms: JournalTerms, near_us: int) -> int:
+    """Return the memory of the process that the kernel killed, in bytes; 0 if unknown."""
     entries = journal.read_back(
         [["_TRANSPORT=kernel"]],
         limit=300,
         until_us=near_us + _GRACE_US,
         since_us=near_us - 2 * _GRACE_US,
     )
-    unit = where.component.unit
+    unit = terms.component.unit
     if not any(f"/{unit}" in entry.text for entry in entries):
         return 0
     sizes = [int(found[1]) for entry in entries if (found := _OOM.search(entry.text))]
@@ -273,6 +275,12 @@ def _make_line(entry: Entry, text: str) -> Line:
     return Line(
         entry.wall_us, clean_lines(source, 40)[0], pid, _number(entry.get("PRIORITY"), 6), text
     )
+
+
+def _name_status(code: str, status: str) -> str:
+    """Return an exit status as core.death takes it: of a signal the name."""
+    is_signal = code in ("killed", "dumped") and status.isdigit()
+    return name_signal(_number(status)) if is_signal else status
 
 
 def _number(text: str, default: int = 0) -> int:

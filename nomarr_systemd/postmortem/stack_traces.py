@@ -1,8 +1,8 @@
-"""What a dying program printed, recognised among other lines: Python's tracebacks, faulthandler's
-stacks of all threads, and the native stacks of systemd-coredump.
+"""Traces found among other lines: Python tracebacks, the stacks of all threads by faulthandler, and
+the native stacks of systemd-coredump.
 
-A fingerprint is the same for the same crash whatever the line numbers, addresses, process ids and
-messages were, and however deep it recursed.
+Two crashes have the same fingerprint if they differ only in line numbers, addresses, process ids,
+messages and the depth of a recursion.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final, Literal, NamedTuple
 
 Kind = Literal["traceback", "stacks", "native"]
-MAX_FRAMES: Final = 20  # in a fingerprint, those nearest to the fault
+MAX_FRAMES: Final = 20  # in a fingerprint: those nearest to the fault
 _LOOK_AHEAD: Final = 40  # lines of a message before the next exception of a chain
 
 _TRACEBACK: Final = "Traceback (most recent call last):"
@@ -46,7 +46,7 @@ class Frame(NamedTuple):
 
 
 class Trace(NamedTuple):
-    """One recognised trace. ``frames`` are those of the fault, nearest to it last."""
+    """One trace. ``frames`` are the calls that led to the fault, the innermost last."""
 
     kind: Kind
     headline: str
@@ -56,7 +56,7 @@ class Trace(NamedTuple):
 
 
 def recognise(lines: Sequence[str]) -> list[Trace]:
-    """Every trace in the lines of one process, in their order."""
+    """Return every trace in the lines of one process, in their order."""
     found: list[Trace] = []
     at = 0
     while at < len(lines):
@@ -76,23 +76,23 @@ def recognise(lines: Sequence[str]) -> list[Trace]:
 
 
 def fingerprint(kind: str, code: int, trace: Trace | None) -> str:
-    """Twelve hex digits that name a crash. Without a trace, its class and code are all there is."""
+    """Return twelve hex digits that name a crash; without a trace, made of class and code."""
     if trace is None:
         parts = [kind, str(code)]
     elif trace.kind == "traceback":
         parts = ["traceback", *trace.errors]
     else:
-        # A watchdog's SIGABRT and the supervisor's differ in class; where it hung is the same.
+        # Not the class: watchdog and supervisor both end a hung worker, in different classes.
         parts = [trace.kind, _ADDRESS.sub("0x", trace.headline)]
     frames = trace.frames if trace else ()
-    # Each call once: recursion is as deep as the stack was large.
+    # Each call once: the depth of a recursion depends on the size of the stack.
     unique = tuple(dict.fromkeys(frames))[-MAX_FRAMES:]
     parts += [f"{frame.place}\x1f{frame.function}" for frame in unique]
     return hashlib.sha256("\x1e".join(parts).encode(errors="replace")).hexdigest()[:12]
 
 
 def _read_traceback(lines: Sequence[str], start: int) -> tuple[Trace, int]:
-    """A traceback with all that its exception was caused by."""
+    """Read a traceback with the chain of its causes."""
     errors: list[str] = []
     frames: list[Frame] = []
     headline = ""
@@ -122,7 +122,7 @@ def _read_traceback(lines: Sequence[str], start: int) -> tuple[Trace, int]:
 
 
 def _find_next_in_chain(lines: Sequence[str], at: int) -> int | None:
-    """Where the exception begins that followed from the one before ``at``."""
+    """Return the line where the next exception of the chain begins; None if there is none."""
     for here in range(at, min(len(lines), at + _LOOK_AHEAD)):
         if lines[here].strip() in _CHAINS:
             # journald leaves out empty lines, files do not.
@@ -136,7 +136,7 @@ def _find_next_in_chain(lines: Sequence[str], at: int) -> int | None:
 
 
 def _read_stacks(lines: Sequence[str], start: int) -> tuple[Trace | None, int]:
-    """faulthandler's stacks: most recent call first, the thread at fault called current."""
+    """Read the stacks of faulthandler: most recent call first, the faulting thread "current"."""
     has_head = _FATAL.match(lines[start]) is not None
     headline = lines[start] if has_head else "the stacks of all threads"
     stacks: list[list[Frame]] = []
@@ -156,7 +156,7 @@ def _read_stacks(lines: Sequence[str], start: int) -> tuple[Trace | None, int]:
         at += 1
     if not stacks and not has_head:
         return None, max(at, start + 1)
-    # The main thread comes last, and it is the one that a signal from outside interrupts.
+    # The main thread comes last; a signal from outside interrupts that one.
     fault = current or (stacks[-1] if stacks else [])
     frames = tuple(reversed(fault))
     end = at
@@ -166,7 +166,7 @@ def _read_stacks(lines: Sequence[str], start: int) -> tuple[Trace | None, int]:
 
 
 def _read_native(lines: Sequence[str], start: int) -> tuple[Trace | None, int]:
-    """The first thread of a core dump, which is the one that crashed."""
+    """Read the first thread of a core dump, which is the one that crashed."""
     at = start + 1
     frames = []
     while at < len(lines) and (match := _NATIVE.match(lines[at])):
@@ -188,8 +188,8 @@ def _make_frame(path: str, function: str | None) -> Frame:
 
 
 def _shorten(path: str) -> str:
-    """The file and the directory that it is in. Numbers in the directory's name are versions,
-    process ids and the like; those in a file's are its own, unless it is none (``<input-12>``)."""
+    """Return the file and its directory. Numbers in a directory's name are versions or process ids
+    and are left out; those in a file's name stay, unless it is no file (``<input-12>``)."""
     parent, _, name = path.rpartition("/")
     if name.startswith("<"):
         name = _DIGITS.sub("#", name)

@@ -1,124 +1,126 @@
-"""The inquest: the witnesses are heard, and a certificate is issued."""
+"""The verdict: how a run ended, judged from all witnesses, and the report made of it."""
 
 from __future__ import annotations
 
 import time
 from typing import Final
 
-from nomarr_systemd.core.death import LABELS, classify, recall
-from nomarr_systemd.core.death import Death as Ended
+from nomarr_systemd.core.death import LABELS, Death, classify, exit_words, recall
 from nomarr_systemd.core.ledger_record import Record
 from nomarr_systemd.core.text import clean, clean_lines
 from nomarr_systemd.postmortem import run_log
 from nomarr_systemd.postmortem.repeats import choose_trace, count_repeats
 from nomarr_systemd.postmortem.report import describe_now
-from nomarr_systemd.postmortem.report_model import Certificate, Death
-from nomarr_systemd.postmortem.run_log import Line, RunLog, Where
+from nomarr_systemd.postmortem.report_model import DeathFacts, Report
+from nomarr_systemd.postmortem.run_log import JournalTerms, Line, RunLog
 from nomarr_systemd.postmortem.stack_traces import fingerprint
-from nomarr_systemd.postmortem.witnesses import Scene, ask_label, read_frames, spell_status
+from nomarr_systemd.postmortem.witnesses import Witnesses, ask_label, read_frames
 from nomarr_systemd.systemd.journal_reader import Journal
 from nomarr_systemd.systemd.manager import Manager, ManagerError
 
-PATIENCE_S: Final = 0.6  # for the journal: the whole report is to take less than a second
+JOURNAL_S: Final = 0.6  # for reading the journal: the whole report shall take less than a second
 MAX_FRAMES: Final = 12
 SLICE: Final = "nomarr.slice"
 
 
-def issue(scene: Scene, invocation: str, record: Record | None) -> Certificate:
-    """The report on one run, or on a worker that never died."""
-    with Journal(deadline=time.monotonic() + PATIENCE_S) as journal:
-        where = Where(scene.component, scene.paths.user, _cgroup_of(scene))
-        if scene.paths.user and scene.invocation == invocation:
-            where = where._replace(pid=scene.facts.get("ExecMainPID", "").removeprefix("0"))
-        certificate = _hear(scene, journal, where, invocation, record)
-        return certificate._replace(
-            notes=(*scene.notes, *_journal_notes(scene, journal, certificate), *certificate.notes)
-        )
+def make_report(witnesses: Witnesses, invocation: str, record: Record | None) -> Report:
+    """Return the report on one run, or on a worker that never died."""
+    with Journal(deadline=time.monotonic() + JOURNAL_S) as journal:
+        terms = JournalTerms(witnesses.component, witnesses.paths.user, _find_cgroup(witnesses))
+        if witnesses.paths.user and witnesses.invocation == invocation:
+            terms = terms._replace(pid=witnesses.facts.get("ExecMainPID", "").removeprefix("0"))
+        if invocation:
+            report = _report_run(witnesses, journal, terms, invocation, record)
+        else:
+            report = _report_start(witnesses, journal, terms)
+        notes = (*witnesses.notes, *_note_journal(witnesses, journal, report), *report.notes)
+        return report._replace(notes=notes)
 
 
-def _hear(
-    scene: Scene, journal: Journal, where: Where, invocation: str, record: Record | None
-) -> Certificate:
-    if not invocation:
-        return _hear_of_start(scene, journal, where)
+def _report_run(
+    witnesses: Witnesses,
+    journal: Journal,
+    terms: JournalTerms,
+    invocation: str,
+    record: Record | None,
+) -> Report:
     run = invocation.partition("#")[0]
     log = run_log.read_run(
-        journal, where, invocation, near_us=record.wall_ms * 1000 if record else 0
+        journal, terms, invocation, near_us=record.wall_ms * 1000 if record else 0
     )
-    if record is None and not log.lines and run != scene.invocation:
+    if record is None and not log.lines and run != witnesses.invocation:
         note = f"Neither the ledger nor the journal knows the run {run}."
-        return _without_death(scene)._replace(verdict="unknown-run", notes=(note,))
-    label, job = ask_label(scene, run)
-    ended = judge(scene, log, record, run, label)
+        return _report_no_death(witnesses)._replace(verdict="unknown-run", notes=(note,))
+    label, job = ask_label(witnesses, run)
+    ended = judge(witnesses, log, record, run, label)
     if not ended.failed and record is None:
-        note = f"The run {run} has not ended badly."
-        return _without_death(scene)._replace(lines=log.lines, notes=(note,))
-    death = _make_death(scene, log, record, invocation, ended)
+        note = f"The run {run} has not failed."
+        return _report_no_death(witnesses)._replace(lines=log.lines, notes=(note,))
+    death = _make_death(witnesses, log, record, invocation, ended)
     if death.kind == "start-job":
-        certificate = _certify(scene, journal, where, death, log)
-        return certificate._replace(record=record, broken=_find_broken(scene))
+        report = _report_death(witnesses, journal, terms, death, log)
+        return report._replace(record=record, broken=_find_broken(witnesses))
     if death.kind == "oom" and not death.memory_peak:
-        peak = run_log.find_kernel_oom(journal, where, death.at_ms * 1000)
+        peak = run_log.find_kernel_oom(journal, terms, death.at_ms * 1000)
         death = death._replace(memory_peak=peak)
-    frames = read_frames(scene, run) if scene.live else []
+    frames = read_frames(witnesses, run) if witnesses.live else []
     last = frames[-1] if frames else {}
     age = last.get("progress_age_s")
     death = death._replace(
         job=job or ("" if last.get("job") is None else clean(str(last["job"]), 500)),
         progress_age_s=float(age) if isinstance(age, (int, float)) else None,
     )
-    certificate = _certify(scene, journal, where, death, log)
-    return certificate._replace(record=record, frames=tuple(frames[-MAX_FRAMES:]))
+    report = _report_death(witnesses, journal, terms, death, log)
+    return report._replace(record=record, frames=tuple(frames[-MAX_FRAMES:]))
 
 
-def _hear_of_start(scene: Scene, journal: Journal, where: Where) -> Certificate:
-    """Of a worker that has no run to speak of: it may be that it could not be started."""
-    failed = None if scene.is_running else run_log.find_failed_job(journal, where)
+def _report_start(witnesses: Witnesses, journal: Journal, terms: JournalTerms) -> Report:
+    """Report on a worker without a run: its start job may have failed."""
+    failed = None if witnesses.is_running else run_log.find_failed_job(journal, terms)
     if failed is None:
-        return _without_death(scene)
+        return _report_no_death(witnesses)
     texts = clean_lines(failed.text)
     lines = tuple(Line(failed.wall_us, "systemd", None, 4, text) for text in texts)
     ended = classify("", start_job=True)
-    death = Death(
-        "", ended.kind, ended.code, ended.line, failed.wall_us // 1000, None, "", 0, "", None
-    )
-    certificate = _certify(scene, journal, where, death, RunLog(lines=lines))
-    return certificate._replace(broken=_find_broken(scene))
+    death = DeathFacts("", ended.kind, ended.code, ended.line, failed.wall_us // 1000)
+    report = _report_death(witnesses, journal, terms, death, RunLog(lines=lines))
+    return report._replace(broken=_find_broken(witnesses))
 
 
-def _certify(
-    scene: Scene, journal: Journal, where: Where, death: Death, log: RunLog
-) -> Certificate:
+def _report_death(
+    witnesses: Witnesses, journal: Journal, terms: JournalTerms, death: DeathFacts, log: RunLog
+) -> Report:
     trace, is_cause = choose_trace(death.kind, log.traces)
     mark = fingerprint(death.kind, death.code, trace if is_cause else None)
     verb = "could not be started" if death.never_ran else "died"
-    return Certificate(
-        scene,
+    return Report(
+        witnesses,
         "died",
-        f"{scene.component} {verb}: {death.line}",
-        describe_now(scene),
+        f"{witnesses.component} {verb}: {death.line}",
+        describe_now(witnesses),
         death,
         trace,
         is_cause,
         mark,
         lines=log.lines,
         coredump=log.coredump,
-        repeats=count_repeats(scene, journal, where, death, mark),
-        notes=(_say_dropped(log.dropped),) if log.dropped else (),
+        repeats=count_repeats(witnesses.account, journal, terms, death, mark),
+        notes=(_note_dropped(log.dropped),) if log.dropped else (),
     )
 
 
-def judge(scene: Scene, log: RunLog, record: Record | None, run: str, label: str) -> Ended:
-    """How the run ended: the ledger's class, in systemd's words where they are left."""
+def judge(witnesses: Witnesses, log: RunLog, record: Record | None, run: str, label: str) -> Death:
+    """Return how the run ended: the class of the ledger, with systemd's words if they are left."""
     if record is not None and record.kind == "start-job":
         return classify("", start_job=True)
     words = ("", "", "")
     if log.result or log.exit_code:
-        words = (log.result, log.exit_code, spell_status(log.exit_code, log.exit_status))
-    elif scene.invocation == run:
-        words = scene.exit_words()
+        words = (log.result, log.exit_code, log.exit_status)
+    elif witnesses.invocation == run:
+        main = (witnesses.facts.get(name, "") for name in ("ExecMainCode", "ExecMainStatus"))
+        words = (witnesses.facts.get("Result", ""), *exit_words(*main))
     if record is not None:
-        # What the class says beyond systemd's words was the supervisor's label at that time.
+        # If the class is one of a label, that was the supervisor's label when it was booked.
         labels = [name for name, outcome in LABELS.items() if outcome.kind == record.kind]
         label = label if label in labels else (labels[0] if labels else "")
     stop_asked = record is not None and record.kind == "stop-timeout"
@@ -126,80 +128,86 @@ def judge(scene: Scene, log: RunLog, record: Record | None, run: str, label: str
     if record is not None and (not words[0] or ended.kind != record.kind):
         return recall(record.kind, record.code)
     if not words[0] and words[1] == "":
-        return ended._replace(failed=scene.is_failed)
+        return ended._replace(failed=witnesses.is_failed)
     return ended
 
 
-def _without_death(scene: Scene) -> Certificate:
-    what = (
-        "is masked" if scene.is_masked else "is running" if scene.is_running else "is not running"
-    )
-    return Certificate(
-        scene,
-        "alive" if scene.is_running else "stopped",
-        f"{scene.component} {what}, and no death of it is on record",
-        describe_now(scene),
+def _report_no_death(witnesses: Witnesses) -> Report:
+    running = "is running" if witnesses.is_running else "is not running"
+    return Report(
+        witnesses,
+        "alive" if witnesses.is_running else "stopped",
+        f"{witnesses.component} {'is masked' if witnesses.is_masked else running}, and no death of"
+        " it is on record",
+        describe_now(witnesses),
     )
 
 
 def _make_death(
-    scene: Scene, log: RunLog, record: Record | None, invocation: str, ended: Ended
-) -> Death:
-    is_current = scene.invocation == invocation.partition("#")[0]
+    witnesses: Witnesses, log: RunLog, record: Record | None, invocation: str, ended: Death
+) -> DeathFacts:
+    is_current = witnesses.invocation == invocation.partition("#")[0]
     at_ms = log.ended_us // 1000
     if record is not None and (not at_ms or ended.kind == "start-job"):
         at_ms = record.wall_ms
     if not at_ms and is_current:
-        at_ms = scene.wall_ms_of("ExecMainExitTimestampMonotonic")
+        at_ms = witnesses.wall_ms_of("ExecMainExitTimestampMonotonic")
     run_ms = record.run_ms if record else None
     if run_ms is None and log.began_us and log.ended_us and ended.kind != "start-job":
         run_ms = (log.ended_us - log.began_us) // 1000
     peak = log.memory_peak
-    if not peak and is_current and scene.facts.get("MemoryPeak", "").isdigit():
-        peak = int(scene.facts["MemoryPeak"])
+    if not peak and is_current and witnesses.facts.get("MemoryPeak", "").isdigit():
+        peak = int(witnesses.facts["MemoryPeak"])
         peak = 0 if peak >= 1 << 63 else peak
-    limit = scene.facts.get("MemoryMax", "")
-    return Death(
-        invocation, ended.kind, ended.code, ended.line,
-        at_ms or scene.now.wall_ms, run_ms, "", peak,
-        "" if limit in ("infinity", "[not set]") else limit, None,
-    )  # fmt: skip
+    limit = witnesses.facts.get("MemoryMax", "")
+    return DeathFacts(
+        invocation,
+        ended.kind,
+        ended.code,
+        ended.line,
+        at_ms or witnesses.now.wall_ms,
+        run_ms,
+        memory_peak=peak,
+        memory_max="" if limit in ("infinity", "[not set]") else limit,
+    )
 
 
-def _journal_notes(scene: Scene, journal: Journal, certificate: Certificate) -> list[str]:
-    notes = []
-    if not journal.is_there or (not scene.paths.user and not journal.is_readable):
-        notes.append(
-            "The journal cannot be read, so the run's own words are missing: be root, or join the"
+def _note_journal(witnesses: Witnesses, journal: Journal, report: Report) -> list[str]:
+    """Return what the journal could not tell, and why."""
+    if not journal.is_there or (not witnesses.paths.user and not journal.is_readable):
+        note = (
+            "The journal cannot be read, so the lines of the run are missing: be root, or join the"
             " group systemd-journal (usermod -aG systemd-journal USER, then log in again)."
         )
-        return notes
+        return [note]
+    notes = []
     if journal.is_volatile:
         notes.append(
             "The journal is kept in memory only and is lost at a reboot: mkdir /var/log/journal,"
             " then systemctl restart systemd-journald."
         )
-    if certificate.death and certificate.death.invocation and not certificate.lines:
+    if report.death and report.death.invocation and not report.lines:
         notes.append("The journal has nothing of this run any more: it was vacuumed or rotated.")
     if journal.cut_short:
         notes.append("The journal is large: not all of it was searched for the same crash.")
     return notes
 
 
-def _say_dropped(count: int) -> str:
+def _note_dropped(count: int) -> str:
     return (
-        f"journald dropped {count} messages of this run (rate limit): what is shown is not all."
+        f"journald dropped {count} messages of this run (rate limit): some lines are missing here."
         " LogRateLimitIntervalSec = 0 in [pool.NAME.unit] lifts the limit."
     )
 
 
-def _find_broken(scene: Scene) -> tuple[str, ...]:
-    """What the unit needs and does not get."""
+def _find_broken(witnesses: Witnesses) -> tuple[str, ...]:
+    """Return the required units that failed or are missing, each with its state."""
     names: list[str] = []
     for relation in ("Requires", "Requisite", "BindsTo"):
-        names += scene.facts.get(relation, "").split()
+        names += witnesses.facts.get(relation, "").split()
+    asked = ["ActiveState", "LoadState", "Result"]
     try:
-        shown = Manager(user=scene.paths.user).show(names, ["ActiveState", "LoadState", "Result"])
+        shown = Manager(user=witnesses.paths.user).show(names, asked)
     except (ManagerError, ValueError):
         return ()
     return tuple(
@@ -209,17 +217,17 @@ def _find_broken(scene: Scene) -> tuple[str, ...]:
     )
 
 
-def _cgroup_of(scene: Scene) -> str:
-    """Where the unit's processes are or would be: journald may know nothing else of them."""
-    if not scene.paths.user:
+def _find_cgroup(witnesses: Witnesses) -> str:
+    """Return the cgroup of the unit in a user manager: journald may know nothing else of a line."""
+    if not witnesses.paths.user:
         return ""
-    if known := scene.facts.get("ControlGroup"):
+    if known := witnesses.facts.get("ControlGroup"):
         return known
     # A masked unit has no properties of its own left: then the slice is the template's.
-    parts = (scene.facts.get("Slice") or SLICE).removesuffix(".slice").split("-")
+    parts = (witnesses.facts.get("Slice") or SLICE).removesuffix(".slice").split("-")
     slices = ["-".join(parts[: n + 1]) + ".slice" for n in range(len(parts))]
     try:
         top = Manager(user=True).show_manager("ControlGroup")["ControlGroup"]
     except (ManagerError, KeyError):
         return ""
-    return "/".join([top, *slices, scene.component.unit])
+    return "/".join([top, *slices, witnesses.component.unit])

@@ -1,5 +1,5 @@
-"""What is known at this moment, from everyone but the journal: systemd, the ledger's published
-account, the supervisor. Each of them may be away; then that is said and the rest is shown.
+"""What systemd, the published ledger and the supervisor say of a worker now. Each of them may be
+away: then a note says so and the others are still asked. The journal is read by ``run_log``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import Any, Final, NamedTuple
 from nomarr_systemd.config.values import Config
 from nomarr_systemd.core import account as book_keeping
 from nomarr_systemd.core.account import Account
-from nomarr_systemd.core.death import name_signal
 from nomarr_systemd.core.errors import BadName, ConfigError, NoSuchWorker
 from nomarr_systemd.core.frames import PREFIX
 from nomarr_systemd.core.ids import Component, parse_component, split_invocation
@@ -20,6 +19,7 @@ from nomarr_systemd.core.ledger_record import DECISIONS, Record
 from nomarr_systemd.core.text import ask_for, clean
 from nomarr_systemd.core.time import Moment
 from nomarr_systemd.host import clock
+from nomarr_systemd.host.holds import Holds
 from nomarr_systemd.host.layout import Paths
 from nomarr_systemd.live import client
 from nomarr_systemd.systemd.manager import Manager, ManagerError
@@ -30,13 +30,12 @@ FACTS: Final = (
     "ActiveEnterTimestampMonotonic", "Requires", "Requisite", "BindsTo", "MemoryMax", "MemoryPeak",
     "Slice", "User", "ControlGroup", "ExecMainPID",
 )  # fmt: skip
-_EXIT_CODES: Final = {"1": "exited", "2": "killed", "3": "dumped"}
 _LIVE_S: Final = 0.3
 Facts = dict[str, str]
 
 
-class Scene(NamedTuple):
-    """One worker as it is now. ``notes`` say what could not be had, and how it could."""
+class Witnesses(NamedTuple):
+    """One worker as it is now. ``notes`` say what could not be read, and what to do about it."""
 
     component: Component
     paths: Paths
@@ -44,7 +43,7 @@ class Scene(NamedTuple):
     facts: Facts
     account: Account
     hold: str
-    live: dict[str, Any]  # the supervisor's word; {} if it is away
+    live: dict[str, Any]  # the supervisor's description; {} if it does not answer
     notes: tuple[str, ...]
 
     @property
@@ -65,26 +64,13 @@ class Scene(NamedTuple):
         return self.facts.get("LoadState") == "masked"
 
     def wall_ms_of(self, name: str) -> int:
-        """One of systemd's monotonic timestamps as wall time; 0 if there is none."""
+        """Return one of systemd's monotonic timestamps as wall time; 0 if it is not set."""
         value = int(self.facts.get(name) or 0) // 1000
         return self.now.wall_ms - (time.monotonic_ns() // 1_000_000 - value) if value else 0
 
-    def exit_words(self) -> tuple[str, str, str]:
-        """Result, code and status of the last run, as core.exits has them."""
-        code = _EXIT_CODES.get(self.facts.get("ExecMainCode", ""), "")
-        status = self.facts.get("ExecMainStatus", "")
-        return self.facts.get("Result", ""), code, spell_status(code, status)
 
-
-def spell_status(code: str, status: str) -> str:
-    """systemd's number for how a process ended; signals by their names."""
-    if code in ("killed", "dumped") and status.isascii() and status.isdigit():
-        return name_signal(int(status[:4]))
-    return status
-
-
-def gather(paths: Paths, component: Component) -> Scene:
-    """Ask everyone, briefly."""
+def gather(paths: Paths, component: Component) -> Witnesses:
+    """Ask systemd, the published ledger and the supervisor about a worker."""
     notes: list[str] = []
     facts: Facts = {}
     try:
@@ -98,27 +84,28 @@ def gather(paths: Paths, component: Component) -> Scene:
             "The supervisor does not answer: frames, health and the job in hand are missing."
             f" See systemctl {'--user ' if paths.user else ''}status nomarr-supervisor.service"
         )
-    hold = _read_hold(paths, component)
-    return Scene(component, paths, clock.now(), facts, account, hold, live, tuple(notes))
+    may_read = os.access(paths.hold, os.X_OK)  # else the note about the ledger says how to get in
+    hold = clean(Holds(paths.hold).read(component)) if may_read else ""
+    return Witnesses(component, paths, clock.now(), facts, account, hold, live, tuple(notes))
 
 
 def read_account(paths: Paths, component: Component, notes: list[str]) -> Account:
-    """The account as it is published; an empty one, and a note if that is not the truth."""
-    path = f"{paths.state}/public/{component.instance}.json"
+    """Return the published account; an empty one, with a note, if it cannot be read."""
+    path = f"{paths.public}/{component.instance}.json"
     try:
         with open(path, encoding="utf-8") as file:
             return book_keeping.from_doc(json.load(file))
     except FileNotFoundError:
         pass
     except PermissionError:
-        notes.append(_say_closed(path))
+        notes.append(_explain_closed(path))
     except (OSError, ValueError, TypeError) as error:
         notes.append(f"The ledger's records in {path} are damaged: {clean(str(error), 200)}")
     return Account(component.component_id)
 
 
 def ask_supervisor(paths: Paths, component: Component) -> dict[str, Any]:
-    """What it knows of this worker now; {} if it does not answer in time."""
+    """Return the supervisor's description of a worker; {} if it does not answer in time."""
     topic = f"{component.component_id}:status"
     try:
         for event in client.subscribe(paths.live, [topic], timeout_s=_LIVE_S):
@@ -129,15 +116,14 @@ def ask_supervisor(paths: Paths, component: Component) -> dict[str, Any]:
     return {}
 
 
-def read_frames(scene: Scene, run: str) -> list[dict[str, Any]]:
-    """The frames of this run in the supervisor's black box, oldest first.
+def read_frames(witnesses: Witnesses, run: str) -> list[dict[str, Any]]:
+    """Return the frames of a run that the supervisor still keeps, oldest first.
 
-    Those of a worker that names no invocation in its frames are this run's only if no later one
-    can have sent them.
+    A frame without an invocation is counted as this run's only if no later run can have sent it.
     """
-    request = {"op": "blackbox", "component": scene.component.component_id}
-    lines = client.ask(scene.paths.live, request).get("frames")
-    is_last = scene.invocation == run
+    request = {"op": "blackbox", "component": witnesses.component.component_id}
+    lines = client.ask(witnesses.paths.live, request).get("frames")
+    is_last = witnesses.invocation == run
     found = []
     for line in lines if isinstance(lines, list) else []:
         try:
@@ -149,23 +135,22 @@ def read_frames(scene: Scene, run: str) -> list[dict[str, Any]]:
     return found
 
 
-def ask_label(scene: Scene, run: str) -> tuple[str, str]:
-    """The supervisor's word for a run that it ended itself, and the job that was in hand."""
+def ask_label(witnesses: Witnesses, run: str) -> tuple[str, str]:
+    """Return the supervisor's label for a run that it ended itself, and the job in hand."""
     request = {
         "op": "label",
-        "component": scene.component.component_id,
+        "component": witnesses.component.component_id,
         "invocation": run,
     }
-    answer = client.ask(scene.paths.live, request)
+    answer = client.ask(witnesses.paths.live, request)
     label, job = answer.get("label"), answer.get("job")
     return str(label or ""), "" if job is None else clean(str(job), 500)
 
 
 def check_known(paths: Paths, config: Config | None, component: Component) -> None:
-    """NoSuchWorker, with the nearest name, unless it is configured, or was and is on record."""
-    configured = config or _read_resolved(paths)
-    workers = {*configured.components(), *list_published(paths)}
-    known = {worker.instance for worker in workers}
+    """Raise NoSuchWorker, with the nearest name, unless the worker is configured or on record."""
+    configured = config or _read_applied(paths)
+    known = {each.instance for each in (*configured.components(), *list_published(paths))}
     if component.instance in known:
         return
     near = ask_for(component.instance, known)
@@ -176,15 +161,17 @@ def check_known(paths: Paths, config: Config | None, component: Component) -> No
     )
 
 
-def choose(scene: Scene, asked: str) -> tuple[str, Record | None]:
-    """The run to report on and its record: the one asked for, or the last that ended badly.
-    An empty one means that none is known."""
-    records = [each for each in scene.account.records if each.action in DECISIONS]
+def choose_run(witnesses: Witnesses, asked: str) -> tuple[str, Record | None]:
+    """Return the run to report on and its record: the run asked for, or the last that failed.
+
+    The run is empty if none is known; the record is None if the ledger has none.
+    """
+    records = [each for each in witnesses.account.records if each.action in DECISIONS]
     if asked:
         return _find_asked(records, asked)
     known = {each.invocation.partition("#")[0] for each in records}
-    if scene.is_failed and scene.invocation not in known:
-        return scene.invocation, None  # not booked yet
+    if witnesses.is_failed and witnesses.invocation not in known:
+        return witnesses.invocation, None  # not booked yet
     last = next((each for each in reversed(records) if each.invocation), None)
     return (last.invocation, last) if last else ("", None)
 
@@ -200,19 +187,11 @@ def _find_asked(records: list[Record], asked: str) -> tuple[str, Record | None]:
         run_itself = [each for each in found if "#" not in each.invocation]
         record = (exact or run_itself or found)[-1]
         return record.invocation, record
-    run, _ = split_invocation(text)  # the journal may know one that the ring has forgotten
+    run, _ = split_invocation(text)  # the journal may still have a run that the ring has not
     return run, None
 
 
-def _read_hold(paths: Paths, component: Component) -> str:
-    try:
-        with open(f"{paths.hold}/{component.instance}", encoding="utf-8", errors="replace") as file:
-            return clean(file.read(200).strip()) or "held"
-    except OSError:
-        return ""
-
-
-def _read_resolved(paths: Paths) -> Config:
+def _read_applied(paths: Paths) -> Config:
     try:
         with open(paths.resolved, encoding="utf-8") as file:
             return Config.from_dict(json.load(file))
@@ -221,14 +200,13 @@ def _read_resolved(paths: Paths) -> Config:
 
 
 def list_published(paths: Paths, notes: list[str] | None = None) -> set[Component]:
-    """The workers that have a published account."""
+    """Return the workers that have a published account."""
     found = set()
-    directory = f"{paths.state}/public"
     try:
-        names = os.listdir(directory)
+        names = os.listdir(paths.public)
     except PermissionError:
         if notes is not None:
-            notes.append(_say_closed(directory))
+            notes.append(_explain_closed(paths.public))
         return set()
     except OSError:
         return set()
@@ -240,7 +218,7 @@ def list_published(paths: Paths, notes: list[str] | None = None) -> set[Componen
     return found
 
 
-def _say_closed(path: str) -> str:
+def _explain_closed(path: str) -> str:
     return (
         f"The ledger's records cannot be read ({path}): be root, or join the group nomarr"
         " (usermod -aG nomarr USER, then log in again)."

@@ -1,7 +1,7 @@
-"""Reading the journal: entries that match, backwards from a moment, within a bounded time.
+"""Reads the journal: entries that match, backwards from a moment, within a bounded time.
 
-What the entries say is untrusted. Only fields that begin with an underscore are journald's own
-word; callers ask for those wherever it matters who is speaking.
+The content of an entry is untrusted. Only journald sets the fields that begin with an underscore;
+callers match on those where the writer of an entry matters.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, Self
 
 from systemd import journal
 
-# Entries that mean the same on every system (systemd's catalogue).
+# MESSAGE_IDs of systemd and journald.
 STOPPED: Final = "9d1aaa27d60140bd96365438aad20286"
 EXITED: Final = "98e322203f7a4ed290d09fe03c09fe15"
 FAILED: Final = "d9b373ed55a64feb8242e02dbe79a49c"
@@ -24,7 +24,7 @@ RESOURCES: Final = "ae8f7b866b0347b9af31fe1c80b127c0"
 COREDUMP: Final = "fc2e22bc6ee647b6b90729ab34a250b1"
 DROPPED: Final = "a596d6fe7bfa4994828e72309e95d61e"
 
-# Alternatives, each of them fields that must all be so.
+# A list of alternatives; each is a list of FIELD=value that must all match.
 Terms = Sequence[Sequence[str]]
 
 _OWN_FIELDS: Final = ("__REALTIME_TIMESTAMP", "__MONOTONIC_TIMESTAMP", "__CURSOR")
@@ -33,7 +33,7 @@ _FILES: Final = ("/var/log/journal/*/system.journal", "/run/log/journal/*/system
 
 
 class Entry(NamedTuple):
-    """One entry; ``fields`` as journald keeps them, but only their first value."""
+    """One entry; ``fields`` has the first value of each field."""
 
     wall_us: int
     fields: dict[str, str]
@@ -51,15 +51,15 @@ class Entry(NamedTuple):
 
 
 class Journal:
-    """This machine's journal, as far as we may read it. ``deadline`` is CLOCK_MONOTONIC."""
+    """The journal of this machine, as far as we may read it. ``deadline`` is CLOCK_MONOTONIC."""
 
     def __init__(self, *, deadline: float) -> None:
         self._deadline = deadline
         self._reader = journal.Reader(flags=journal.LOCAL_ONLY)
-        # As they are: making a UUID of each id costs more than reading it.
+        # No conversion: making a UUID of each id costs more than reading it.
         self._reader.converters = dict.fromkeys(_OWN_FIELDS, lambda value: value)
         self._reader.data_threshold = _MAX_FIELD
-        self.cut_short = False  # the deadline came first
+        self.cut_short = False  # True once the deadline ended a search
 
     def __enter__(self) -> Self:
         return self
@@ -74,18 +74,18 @@ class Journal:
 
     @property
     def is_readable(self) -> bool:
-        """Whether the system's own entries can be seen: root's and a group's privilege."""
+        """True if we may read the entries of the system: root and systemd-journal may."""
         files = [name for pattern in _FILES for name in glob.glob(pattern)]
         return any(os.access(name, os.R_OK) for name in files)
 
     @property
     def is_there(self) -> bool:
-        """Whether any of it can be read, be it only one's own."""
+        """True if we may read any entries, if only our own."""
         return bool(self._reader.has_persistent_files() or self._reader.has_runtime_files())
 
     @property
     def is_volatile(self) -> bool:
-        """Whether a reboot forgets it."""
+        """True if a reboot deletes it."""
         return not self._reader.has_persistent_files()
 
     def read_back(
@@ -97,7 +97,7 @@ class Journal:
         since_us: int = 0,
         wanted: Callable[[Entry], bool] | None = None,
     ) -> list[Entry]:
-        """The last ``limit`` entries before ``until_us`` that are wanted, oldest first."""
+        """Return the last ``limit`` wanted entries before ``until_us``, oldest first."""
         self._match(terms)
         if until_us is None:
             self._reader.seek_tail()
@@ -115,13 +115,13 @@ class Journal:
     def find_after(
         self, terms: Terms, since_us: int, wanted: Callable[[Entry], bool]
     ) -> Entry | None:
-        """The first entry from that moment on that is wanted."""
+        """Return the first wanted entry from ``since_us`` on."""
         self._match(terms)
         self._reader.seek_realtime(since_us)
         return next(filter(wanted, self._walk(self._reader.get_next)), None)
 
     def follow(self, terms: Terms, since_us: int) -> Iterator[Entry]:
-        """Entries after that moment, and new ones as they come, for ever."""
+        """Yield entries after ``since_us``, then new ones as they are written, without end."""
         self._match(terms)
         self._reader.seek_realtime(since_us)
         poll = select.poll()
@@ -145,7 +145,7 @@ class Journal:
         while not self.cut_short:
             try:
                 raw = step()
-            except OSError:  # a file that is damaged, or was removed under our hands
+            except OSError:  # a file is damaged or was just removed
                 return
             if not raw:
                 return
@@ -161,7 +161,7 @@ def _make_entry(raw: dict[str, Any]) -> Entry:
 def _texts(items: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, str]]:
     for name, value in items:
         first = value[0] if isinstance(value, list) and value else value
-        if isinstance(first, bytes):  # no UTF-8
+        if isinstance(first, bytes):  # not UTF-8
             yield name, first.decode(errors="replace")
         elif isinstance(first, str):
             yield name, first

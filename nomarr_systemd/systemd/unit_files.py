@@ -1,5 +1,5 @@
-"""Unit files: the base units put in their places, each worker's drop-in rendered, the difference
-to what is installed found and written. Telling systemd about it (daemon-reload) is the caller's.
+"""Unit files: renders the drop-in of each worker, finds the difference to what is installed, and
+writes it. The caller has systemd read it (daemon-reload).
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 LIBEXEC: Final = "/usr/lib/nomarr-systemd"
 MARK: Final = "# Made by nomarrctl apply"
 _MARK_LINE: Final = f"{MARK}: change nomarr.toml, not this file, which is written anew."
-# Numbers sort before letters: the system's, then ours, then an admin's override.conf wins.
+# In the order in which systemd reads them: the system's, ours, then an admin's override.conf.
 DROPIN: Final = "20-nomarr.conf"
 SYSTEM_DROPIN: Final = "10-system.conf"
 TARGET: Final = "nomarr-workers.target"
 
-# What stands in [Unit]; everything else that a pool may set is the [Service]'s.
+# Directives of [Unit]; all others that a pool may set belong to [Service].
 _UNIT_FAMILIES: Final = ("Assert", "Condition", "Job", "Propagates", "StopPropagated")
 _UNIT_NAMES: Final = frozenset(
     [
@@ -58,13 +58,13 @@ _UNIT_NAMES: Final = frozenset(
 
 
 class UnitError(NomarrError):
-    """A unit file that cannot be made, is somebody else's, or is refused by systemd."""
+    """A unit file cannot be written, is not ours, or is refused by systemd."""
 
     code = "units"
 
 
 class Changes(NamedTuple):
-    """What makes ``directory`` as it should be; names are relative to it."""
+    """The files to add, change and remove; names are relative to ``directory``."""
 
     directory: str
     add: dict[str, str]
@@ -76,7 +76,7 @@ class Changes(NamedTuple):
 
 
 def find_data(kind: str) -> str:
-    """``units`` or ``templates``: beside the package, in a checkout as in an installation."""
+    """Return the directory ``units`` or ``templates`` beside the package."""
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     directory = os.path.join(os.path.dirname(package), kind)
     if not os.path.isdir(directory):
@@ -88,7 +88,7 @@ def find_data(kind: str) -> str:
 
 
 def adapt(text: str, *, state: str, libexec: str, user: bool = True) -> str:
-    """A base unit as it is in another place than the system's own."""
+    """Return a base unit with other directories than those of the system."""
     for place in (state, libexec):
         if not place.startswith("/") or any(sign.isspace() or sign in "'\"\\$;" for sign in place):
             raise UnitError(
@@ -101,7 +101,7 @@ def adapt(text: str, *, state: str, libexec: str, user: bool = True) -> str:
 
 
 def read_base_units(paths: Paths, *, libexec: str = LIBEXEC) -> dict[str, str]:
-    """The units of every installation, by name; with the system's drop-ins only in its scope."""
+    """Return the base units by name; in the system's scope with their 10-system.conf."""
     directory = find_data("units")
     names = sorted(os.listdir(directory))
     files = [name for name in names if not name.endswith(".d")]
@@ -115,24 +115,19 @@ def read_base_units(paths: Paths, *, libexec: str = LIBEXEC) -> dict[str, str]:
     return found
 
 
-def render_dropin(config: Config, component: Component, *, libexec: str = LIBEXEC) -> str:
-    """What makes the template unit this worker."""
-    return _render_dropin(_templates(), config, component, libexec)
-
-
 def render_target(config: Config) -> str:
-    """Which workers the target starts."""
+    """Return the drop-in that names the workers of the target."""
     template = _templates().get_template("workers-target.conf.j2")
     return template.render(mark=_MARK_LINE, components=config.components())
 
 
 def quote(argument: str) -> str:
-    """One argument for ``ExecStart=:`` or ``Environment=`` that systemd reads as it is."""
+    """Return one argument for ``ExecStart=:`` or ``Environment=``, quoted for systemd."""
     return '"' + "".join(_ESCAPES.get(sign, sign) for sign in argument) + '"'
 
 
 def render_files(config: Config, paths: Paths, *, libexec: str = LIBEXEC) -> dict[str, str]:
-    """Every file that ``nomarrctl apply`` owns. The system's base units are the package's."""
+    """Return every file that ``nomarrctl apply`` owns; the package owns the system's base units."""
     templates = _templates()
     files = {
         dropin_of(component): _render_dropin(templates, config, component, libexec)
@@ -146,7 +141,7 @@ def render_files(config: Config, paths: Paths, *, libexec: str = LIBEXEC) -> dic
 
 
 def plan(config: Config, directory: str, paths: Paths, *, libexec: str = LIBEXEC) -> Changes:
-    """What differs in systemd's ``directory`` from what is configured. Nothing is touched."""
+    """Return how systemd's ``directory`` differs from the configuration. Changes nothing."""
     wanted = render_files(config, paths, libexec=libexec)
     add, change = {}, {}
     for name, text in wanted.items():
@@ -165,7 +160,7 @@ def plan(config: Config, directory: str, paths: Paths, *, libexec: str = LIBEXEC
 
 
 def install(changes: Changes) -> None:
-    """Make it so, each file whole or not at all. Without a change nothing is written."""
+    """Write and remove the files, each whole or not at all."""
     for name, text in (changes.add | changes.change).items():
         path = os.path.join(changes.directory, name)
         os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
@@ -181,9 +176,9 @@ def install(changes: Changes) -> None:
 
 
 def verify(config: Config, paths: Paths, *, libexec: str = LIBEXEC) -> None:
-    """UnitError with systemd's own words unless it accepts every unit as it would be installed.
+    """Raise UnitError with systemd's message unless it accepts every unit as to be installed.
 
-    One worker of each pool stands for the others, which differ in nothing but their number.
+    One worker of each pool is checked: the others differ only in their number.
     """
     files = read_base_units(paths, libexec=libexec)
     files |= render_files(config, paths, libexec=libexec)
@@ -207,9 +202,9 @@ def verify(config: Config, paths: Paths, *, libexec: str = LIBEXEC) -> None:
 
 
 def analyze(directory: str, names: Sequence[str], *, user: bool) -> list[str]:
-    """What ``systemd-analyze verify`` has to say about units in a directory."""
+    """Return the complaints of ``systemd-analyze verify`` about units in a directory."""
     environment = dict(os.environ)
-    if user:  # it wants one, and looks for nothing in it
+    if user:  # it must be set; nothing is read from it
         environment.setdefault("XDG_RUNTIME_DIR", directory)
     scope = "--user" if user else "--system"
     try:
@@ -224,7 +219,7 @@ def analyze(directory: str, names: Sequence[str], *, user: bool) -> list[str]:
     except OSError as error:
         raise UnitError(f"cannot run systemd-analyze: {error}", hint="install systemd") from error
     lines = [line.replace(f"{directory}/", "") for line in done.stderr.splitlines()]
-    # Without a failure it may still talk, but then of units of others that ours depend on.
+    # If it succeeds, its other lines are about units of others.
     ours = [line for line in lines if line.startswith("nomarr")]
     return ours or (lines or [f"exit status {done.returncode}"] if done.returncode else [])
 
@@ -272,7 +267,7 @@ def _templates() -> Environment:
 
 
 def _settings(pool: Pool, config: Config) -> str:
-    """What the Python runtime must know, as JSON. The store's URL has no password in it."""
+    """Return the settings of the Python runtime as JSON. The store's URL has no password."""
     names = ("frame_interval_s", "stall_timeout_s", "max_recovery_s", "gpu_health_max_age_s")
     values = {name: getattr(config.health, name) for name in names}
     values["store"] = {name: text for name, text in config.store._asdict().items() if text}
@@ -286,7 +281,7 @@ def _stands_in_unit(directive: str) -> bool:
 
 
 def _spell(value: Directive) -> Sequence[str]:
-    """One text for each line that a directive needs."""
+    """Return a directive's value as one text for each line."""
     if isinstance(value, tuple):
         return value
     if isinstance(value, bool):
@@ -295,7 +290,7 @@ def _spell(value: Directive) -> Sequence[str]:
 
 
 def _spell_time(seconds: float) -> str:
-    """A time as systemd reads it, exactly."""
+    """Return a time as systemd reads it, without rounding."""
     microseconds = round(seconds * 1_000_000)
     for unit, size in (("s", 1_000_000), ("ms", 1000)):
         if microseconds % size == 0:
@@ -304,7 +299,7 @@ def _spell_time(seconds: float) -> str:
 
 
 def _make_escapes() -> dict[str, str]:
-    """Quotes end nothing, % names no specifier, and no control character ends the line."""
+    """Return escapes for quotes, backslashes, % and control characters."""
     escapes = {chr(code): f"\\x{code:02x}" for code in (*range(1, 32), 127)}
     return escapes | {'"': '\\"', "\\": "\\\\", "%": "%%"}
 
@@ -313,7 +308,7 @@ _ESCAPES: Final = _make_escapes()
 
 
 def _find_ours(directory: str) -> Iterator[str]:
-    """Every file below that carries our mark. Masks and other links are not ours."""
+    """Yield every file that begins with our mark. Masks and other links are not ours."""
     try:
         entries = sorted(os.listdir(directory))
     except FileNotFoundError:

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from nomarr_systemd.config.values import Config, Pool
 from nomarr_systemd.core.ids import Component
-from nomarr_systemd.systemd.unit_files import dropin_of, render_dropin
+from nomarr_systemd.host.layout import system_paths
+from nomarr_systemd.systemd.unit_files import dropin_of, render_files
 from tests.support.lab import Lab
 
 WORKER = Component("tag", 0)
@@ -31,7 +32,8 @@ def receive(lab: Lab, arguments: list[str]) -> list[str]:
     pool = Pool("tag", command=("/bin/sh", "-c", DUMP, "sh", *arguments))
     argv = Path(lab.home, "argv")
     argv.unlink(missing_ok=True)
-    lab.write_unit(dropin_of(WORKER), render_dropin(Config(pools=(pool,)), WORKER))
+    files = render_files(Config(pools=(pool,)), system_paths())
+    lab.write_unit(dropin_of(WORKER), files[dropin_of(WORKER)])
     lab.reload()
     lab.systemctl("start", WORKER.unit, check=False)  # it is never ready
     return argv.read_bytes().decode().split("\0")[:-1]

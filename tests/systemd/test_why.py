@@ -359,4 +359,4 @@ def test_paused_and_masked_by_hand(lab: Lab) -> None:
     assert "held: paused by root (uid 0)" in text
     assert "nomarrctl --user resume tag" in text
     lab.systemctl("mask", "nomarr-worker@tag-0.service")
-    assert "somebody masked it by hand" in read(site, "tag-0")
+    assert "it was masked by hand" in read(site, "tag-0")

@@ -19,5 +19,5 @@ def test_every_kind_of_entry_is_explained() -> None:
 
 def test_explanations_name_fields_that_entries_have() -> None:
     source = Path(journal.__file__).read_text()
-    written = set(re.findall(r"\b(NOMARR_[A-Z_]+)=", source))
+    written = set(re.findall(r'"(NOMARR_[A-Z_]+)"', source))
     assert set(re.findall(r"@([A-Z_]+)@", CATALOG)) <= written

@@ -25,10 +25,10 @@ from nomarr_systemd.host.layout import Paths
 from nomarr_systemd.postmortem.advice import advise
 from nomarr_systemd.postmortem.repeats import choose_trace
 from nomarr_systemd.postmortem.report import render, to_json
-from nomarr_systemd.postmortem.report_model import Certificate, Death, Repeats
+from nomarr_systemd.postmortem.report_model import DeathFacts, Repeats, Report
 from nomarr_systemd.postmortem.run_log import Coredump, Line
 from nomarr_systemd.postmortem.stack_traces import Trace
-from nomarr_systemd.postmortem.witnesses import Scene
+from nomarr_systemd.postmortem.witnesses import Witnesses
 
 RUN = "0123456789abcdef" * 2
 PAGE = "why.html.j2"
@@ -40,23 +40,23 @@ KINDS = sorted(
 )
 
 
-def make(kind: str = "exit", code: int = 1, *, text: str = "", **fields: Any) -> Certificate:
-    """A certificate with ``text`` wherever somebody else writes, clean as the readers make it."""
+def make(kind: str = "exit", code: int = 1, *, text: str = "", **fields: Any) -> Report:
+    """A report with ``text`` wherever somebody else writes, clean as the readers make it."""
     shown = clean(text)
     record = Record(
         1, RUN, "restart", kind, code, 1000, NOW.wall_ms, NOW.boot_id, NOW.boottime_ms,
         "scheduled", 5, 0, 5, 0, 20, 0, 0, "restart 1/5",
     )  # fmt: skip
     facts = {"ActiveState": "failed", "LoadState": "loaded", "InvocationID": RUN}
-    scene = Scene(
+    witnesses = Witnesses(
         Component("tag", 0), Paths("/run", "/var/lib/nomarr"), NOW, facts,
         Account("worker:tag:0"), "", {"status": text}, (),
     )  # fmt: skip
-    death = Death(
+    death = DeathFacts(
         RUN, kind, code, recall(kind, code).line, NOW.wall_ms, 5, shown, 1 << 20, "1048576", 2.5
     )
-    return Certificate(
-        scene,
+    return Report(
+        witnesses,
         "died",
         f"worker:tag:0 died: {death.line}",
         "failed",
@@ -77,12 +77,12 @@ def make(kind: str = "exit", code: int = 1, *, text: str = "", **fields: Any) ->
 @given(st.text(max_size=60), st.integers(40, 200))
 @example("\x1b[31mred\x1b]0;owned\x07\x9b1m\u202e\u2066\x7f\r\n\x00", 80)
 def test_hostile_text_reaches_neither_terminal_nor_page(text: str, width: int) -> None:
-    certificate = make(text=text)
-    shown = render(certificate, "why.txt.j2", width=width, fold=True)
+    report = make(text=text)
+    shown = render(report, "why.txt.j2", width=width, fold=True)
     assert not OBEYED.search(shown)
-    page = render(certificate, PAGE)
+    page = render(report, PAGE)
     assert not OBEYED.search(page)
-    json.loads(json.dumps(to_json(certificate)))
+    json.loads(json.dumps(to_json(report)))
 
 
 def test_a_page_has_no_markup_of_others() -> None:

@@ -20,18 +20,24 @@ from nomarr_systemd.systemd.unit_files import (
     MARK,
     UnitError,
     adapt,
+    dropin_of,
     find_data,
     install,
     plan,
     quote,
     read_base_units,
-    render_dropin,
+    render_files,
     render_target,
 )
 
 WORKER = Component("tag", 0)
 POOL = '[pool.tag]\nworkers = 2\nentrypoint = "package.module:Class"\n'
 ARGUMENT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
+
+
+def render(config: Config) -> str:
+    """The drop-in of the first worker."""
+    return render_files(config, system_paths())[dropin_of(WORKER)]
 
 
 def sections(text: str) -> dict[str, list[str]]:
@@ -63,7 +69,7 @@ def test_an_argument_survives_quoting_on_one_line(argument: str) -> None:
 
 
 def test_a_python_worker() -> None:
-    text = render_dropin(parse(POOL + "watchdog_s = 0.25\nstop_timeout_s = 1.0005"), WORKER)
+    text = render(parse(POOL + "watchdog_s = 0.25\nstop_timeout_s = 1.0005"))
     assert text.startswith(MARK)
     service = sections(text)["Service"]
     assert 'Environment="NOMARR_COMPONENT_ID=worker:tag:0"' in service
@@ -80,7 +86,7 @@ def test_a_python_worker() -> None:
 
 
 def test_a_command_may_be_notified_for_by_its_children() -> None:
-    text = render_dropin(parse('[pool.tag]\ncommand = ["/bin/a b", "50%"]'), WORKER)
+    text = render(parse('[pool.tag]\ncommand = ["/bin/a b", "50%"]'))
     service = sections(text)["Service"]
     assert 'ExecStart=:"/bin/a b" "50%%"' in service
     assert "NotifyAccess=all" in service
@@ -98,7 +104,7 @@ def test_directives_go_into_their_sections_before_our_own() -> None:
         ConditionACPower = true
         Environment = ["A=1", "NOMARR_COMPONENT_ID=worker:other:1"]
         """
-    found = sections(render_dropin(parse(POOL + unit), WORKER))
+    found = sections(render(parse(POOL + unit)))
     assert found["Unit"] == [
         "After=a.service",
         "After=b.service",
@@ -119,7 +125,7 @@ def test_directives_go_into_their_sections_before_our_own() -> None:
 def test_a_program_that_systemd_cannot_run_is_named() -> None:
     config = Config(pools=(Pool("tag", command=('/bin/a"b',)),))
     with pytest.raises(ConfigError, match=r'\[pool\.tag\] command: .*/bin/a"b'):
-        render_dropin(config, WORKER)
+        render(config)
 
 
 def test_the_target_wants_every_worker_and_what_serves_them() -> None:

@@ -1,1 +1,1 @@
-"""A synchronous D-Bus client, just large enough for the calls to the service manager."""
+"""A small synchronous D-Bus client for the calls to the service manager."""

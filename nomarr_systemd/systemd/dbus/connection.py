@@ -1,7 +1,7 @@
-"""systemd's manager over D-Bus: its own socket where we may use it, else the message bus.
+"""Calls to systemd's manager over D-Bus: by its private socket if we may use it, else by the bus.
 
-A synchronous client of a few calls. ``systemctl`` does the same in a process of its own, which
-takes longer than all the rest of a restart; the libraries that are there take as long to import.
+``systemctl`` would be a process for each call, which takes longer than the rest of a restart;
+the D-Bus libraries of Python take as long to import.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ PATH: Final = "/org/freedesktop/systemd1"
 MANAGER: Final = "org.freedesktop.systemd1.Manager"
 PROPERTIES: Final = "org.freedesktop.DBus.Properties"
 MAX_MESSAGE: Final = 1 << 27  # the protocol's own limit
-COMES_BACK_S: Final = 5.0  # a manager that executes itself anew answers again by then
+COMES_BACK_S: Final = 5.0  # for a manager that re-executes itself
 _NAME: Final = "org.freedesktop.systemd1"
 _DBUS: Final = "org.freedesktop.DBus"
 _CALL, _RETURN, _ERROR = 1, 2, 3
 _FIELD_PATH, _FIELD_INTERFACE, _FIELD_MEMBER = 1, 2, 3
 _FIELD_ERROR, _FIELD_REPLY_TO, _FIELD_DESTINATION, _FIELD_SIGNATURE = 4, 5, 6, 8
-_HEADER: Final = Struct("<BBBBIII")  # also the length of the fields that follow
+_HEADER: Final = Struct("<BBBBIII")  # up to the length of the header fields
 
 
 class BusError(NomarrError):
-    """The manager refused, by the name that D-Bus has for it, or cannot be reached."""
+    """The manager refused (``name`` is the D-Bus error) or cannot be reached."""
 
     code = "systemd"
 
@@ -40,7 +40,7 @@ class BusError(NomarrError):
 
 
 class Call(NamedTuple):
-    """One method call: of an interface, of an object, with arguments of these types."""
+    """One method call: member, signature and arguments, object path and interface."""
 
     member: str
     signature: str = ""
@@ -50,7 +50,7 @@ class Call(NamedTuple):
 
 
 class Bus:
-    """One connection, made at the first call and again after it broke."""
+    """One connection, opened at the first call and again after it broke."""
 
     def __init__(self, *, user: bool = False, timeout_s: float = 60.0) -> None:
         self._user = user
@@ -60,17 +60,17 @@ class Bus:
         self._read = b""
 
     def call(self, call: Call) -> list[Any]:
-        """The values of the answer; BusError if it is an error."""
+        """Return the values of the answer; raise BusError if it is an error."""
         answer = self.call_all([call])[0]
         if isinstance(answer, BusError):
             raise answer
         return answer
 
     def call_all(self, calls: Sequence[Call]) -> list[list[Any] | BusError]:
-        """Many calls, each answered or refused, for the price of one round trip.
+        """Send many calls in one round trip; return an answer or an error for each.
 
-        If the manager hangs up (it executes itself anew at an upgrade) all are sent again when it
-        is back: none of ours does harm when done twice.
+        If the manager hangs up (it re-executes itself at an upgrade) all are sent again when it
+        is back: each of our calls may be done twice.
         """
         ends = time.monotonic() + COMES_BACK_S
         while True:
@@ -97,7 +97,7 @@ class Bus:
             kind, fields, body = self._receive(link)
             serial = fields.get(_FIELD_REPLY_TO)
             if not isinstance(serial, int) or serial < first:
-                continue  # a signal, or the answer to a call that was given up
+                continue  # a signal, or the answer to an abandoned call
             values = Reader(body).read_all(str(fields.get(_FIELD_SIGNATURE, "")))
             if kind == _ERROR:
                 name = str(fields.get(_FIELD_ERROR, ""))
@@ -107,7 +107,7 @@ class Bus:
         return [answers[first + n] for n in range(len(calls))]
 
     def _connect(self) -> socket.socket:
-        """Say who we are; the message bus, unlike the manager, also wants to be greeted."""
+        """Connect and authenticate; on the message bus, also say Hello."""
         last: OSError = FileNotFoundError("no socket of systemd's")
         for path, is_bus in _places(user=self._user):
             link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -116,18 +116,18 @@ class Bus:
                 link.connect(path)
             except OSError as error:
                 link.close()
-                # A socket that nobody listens on is one of a manager that is about to come back.
+                # A socket without a listener: the manager re-executes itself.
                 if not isinstance(last, ConnectionRefusedError):
                     last = type(error)(error.errno, error.strerror, path)
                 continue
             self._socket = link
-            # All in one piece: systemd overlooks a call that comes together with the BEGIN, so the
-            # first is sent when the answers tell that it has been read.
+            # systemd ignores a call that arrives together with BEGIN: the first call is sent after
+            # the answers to these lines.
             uid = str(os.getuid()).encode().hex()
             link.sendall(f"\0AUTH EXTERNAL {uid}\r\nNEGOTIATE_UNIX_FD\r\nBEGIN\r\n".encode())
             line = self._take_line(link)
             if not line.startswith(b"OK "):
-                raise PermissionError(f"{path} does not let us in: {line!r:.80}")
+                raise PermissionError(f"{path} refused our credentials: {line!r:.80}")
             self._take_line(link)
             if is_bus:
                 hello = Call("Hello", path="/org/freedesktop/DBus", interface=_DBUS)
@@ -136,38 +136,38 @@ class Bus:
         raise last
 
     def _fill(self, link: socket.socket, wanted: int) -> None:
-        """Have at least so many bytes at hand."""
+        """Read until at least ``wanted`` bytes are buffered."""
         while len(self._read) < wanted:
             piece = link.recv(1 << 16)
             if not piece:
-                raise ConnectionError("it hung up")
+                raise ConnectionError("the connection was closed")
             self._read += piece
 
     def _take_line(self, link: socket.socket) -> bytes:
         while b"\r\n" not in self._read[:4096]:
             if len(self._read) > 4096:
-                raise ValueError("it does not speak D-Bus")
+                raise ValueError("the answer is not D-Bus")
             self._fill(link, len(self._read) + 1)
         line, _, self._read = self._read.partition(b"\r\n")
         return line
 
     def _receive(self, link: socket.socket) -> tuple[int, dict[int, Any], bytes]:
-        """The next message: its kind, its header's fields, its body."""
+        """Return the next message: kind, header fields, body."""
         self._fill(link, _HEADER.size)
         order, kind, _flags, version, length, _serial, fields = _HEADER.unpack_from(self._read)
         if order != ord("l") or version != 1 or length + fields > MAX_MESSAGE:
-            raise ValueError("it does not speak our D-Bus")
+            raise ValueError("the message is big-endian, of another version or too long")
         begins = (_HEADER.size + fields + 7) & ~7
         self._fill(link, begins + length)
         message, self._read = self._read[: begins + length], self._read[begins + length :]
         if kind not in (_RETURN, _ERROR):
-            return kind, {}, b""  # on its own socket the manager tells everybody everything
+            return kind, {}, b""  # the private socket sends every signal to every client
         reader = Reader(message, _HEADER.size - 4)
         return kind, dict(reader.read("a(yv)")), message[begins:]
 
 
 def _places(*, user: bool) -> tuple[tuple[str, bool], ...]:
-    """The manager's own socket, which is for its user alone, then the bus, for everybody."""
+    """Return the manager's private socket (for its own user), then the bus (for all users)."""
     if not user:
         return ("/run/systemd/private", False), ("/run/dbus/system_bus_socket", True)
     runtime = os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
@@ -175,12 +175,12 @@ def _places(*, user: bool) -> tuple[tuple[str, bool], ...]:
 
 
 def unit_path(name: str) -> str:
-    """The object that a unit is."""
+    """Return the object path of a unit."""
     escaped = "".join(
         chr(byte) if chr(byte).isalnum() and byte < 128 else f"_{byte:02x}"
         for byte in name.encode()
     )
-    # A digit may not come first.
+    # The first character must not be a digit.
     if escaped[:1].isdigit():
         escaped = f"_{ord(escaped[0]):02x}{escaped[1:]}"
     return f"{PATH}/unit/{escaped}"

@@ -1,4 +1,4 @@
-"""Values of D-Bus to bytes and back (the specification's "marshalling"), little-endian."""
+"""D-Bus values to bytes and back ("marshalling" in the specification), little-endian."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MAX_DEPTH: Final = 64
 
 
 def split(signature: str) -> list[str]:
-    """The complete types of a signature: ``sa(sv)u`` is s, a(sv) and u."""
+    """Return the complete types of a signature: ``sa(sv)u`` is s, a(sv) and u."""
     found = []
     begins = 0
     while begins < len(signature):
@@ -41,13 +41,13 @@ def _end_of(signature: str, begins: int) -> int:
         return _end_of(signature, begins + 1)
     if kind not in ("(", "{"):
         if kind not in _ALIGN:
-            raise ValueError(f"no type of D-Bus: {signature!r:.80}")
+            raise ValueError(f"not a D-Bus type: {signature!r:.80}")
         return begins + 1
     ends = begins + 1
     while signature[ends : ends + 1] not in (")", "}"):
         ends = _end_of(signature, ends)
     if ends == begins + 1:
-        raise ValueError("a structure of nothing")
+        raise ValueError("an empty structure")
     return ends + 1
 
 
@@ -82,7 +82,7 @@ class Writer:
     def _write_array(self, kind: str, values: Sequence[Any]) -> None:
         at = len(self.data)
         self.data += bytes(4)
-        self.align(_ALIGN[kind[0]])  # not counted in the length
+        self.align(_ALIGN[kind[0]])  # padding does not count in the length
         begins = len(self.data)
         for value in values:
             self.write(kind, value)
