@@ -1,0 +1,201 @@
+"""What got lost between two engines: failures that wait together, a ledger that cannot be written,
+and a person's stop in every state of a worker."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from nomarr_systemd.core.ids import parse_component
+from tests.support.crashes import (
+    QUICK,
+    SLOW,
+    WORKER,
+    account_of,
+    install,
+    kill,
+    records_of,
+    wait_for_record,
+    wait_for_run,
+)
+from tests.support.lab import Lab
+
+MANY = 6
+# Not alike: that would be an incident.
+SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGFPE, signal.SIGUSR1, signal.SIGUSR2, 38)
+CONTROLLER = ("nomarr-controller.socket", "nomarr-controller.service")
+
+
+def install_many(lab: Lab, policy: str = QUICK) -> list[str]:
+    path = lab.write_program("worker", WORKER)
+    lab.install(
+        f'{policy}\n[pool.tag]\nworkers = {MANY}\ncommand = ["{path}", "0"]\nwatchdog_s = 3600\n'
+        "[pool.tag.unit]\nLimitCORE = 0\n"
+    )
+    lab.systemctl("start", "nomarr-controller.socket")
+    names = [f"tag-{number}" for number in range(MANY)]
+    lab.start(*names)
+    return names
+
+
+def wait_for_hook(lab: Lab, instance: str, invocation: str) -> None:
+    report = Path(lab.paths.pending, invocation)
+    lab.wait_for(lambda: report.exists() and "END=1" in report.read_text(), what="the report")
+    lab.wait_until(instance, "failed")
+
+
+def test_two_failures_of_a_worker_that_wait_together_forget_nobody(lab: Lab) -> None:
+    """Booked in the order of their random ids, the older one undid the newer one's restart."""
+    names = install_many(lab)
+    lab.systemctl("stop", *CONTROLLER)
+    died: dict[str, list[str]] = {name: [] for name in names}
+    for _ in range(2):
+        for name, number in zip(names, SIGNALS, strict=True):
+            died[name].append(kill(lab, name, number))
+        for name in names:
+            wait_for_hook(lab, name, died[name][-1])
+        if len(died[names[0]]) == 1:
+            lab.start(*names)
+    lab.systemctl("start", "nomarr-controller.socket", "nomarr-reconcile.service")
+    for name in names:
+        wait_for_run(lab, died[name][-1], name)
+        booked = [record.invocation for record in records_of(lab, name)]
+        assert booked == died[name], "by time"
+        assert account_of(lab, name).restart_count == 2
+
+
+def test_a_ledger_that_can_be_read_and_not_written_stops_nobody(lab: Lab) -> None:
+    names = install_many(lab, "[policy]\nbackoff_base_s = 3\nbackoff_jitter = 0\n")
+    died = {name: kill(lab, name, number) for name, number in zip(names, SIGNALS, strict=True)}
+    for name in names:
+        wait_for_record(lab, died[name], "scheduled", name)
+    ledger = Path(lab.paths.state, "ledger.db")
+    with contextlib.closing(sqlite3.connect(ledger, isolation_level=None)) as writer:
+        writer.execute("BEGIN IMMEDIATE")  # a backup, or an sqlite3 shell
+        for name in names:
+            wait_for_run(lab, died[name], name)
+        writer.execute("ROLLBACK")
+    for name in names:
+        assert len(records_of(lab, name)) == 1
+
+
+def test_deaths_while_the_ledger_cannot_be_written_are_spooled_and_restarted(lab: Lab) -> None:
+    install(lab, QUICK + "backoff_max_s = 0.5\n")
+    lab.start("tag-0")
+    first = kill(lab)
+    wait_for_run(lab, first)  # so that the ledger is there
+    with contextlib.closing(
+        sqlite3.connect(Path(lab.paths.state, "ledger.db"), isolation_level=None)
+    ) as writer:
+        writer.execute("BEGIN IMMEDIATE")
+        second = kill(lab)
+        wait_for_run(lab, second)
+        writer.execute("ROLLBACK")
+    lab.systemctl("start", "nomarr-reconcile.service")
+    assert [record.invocation for record in records_of(lab)] == [first, second]
+
+
+def check_stays_down(lab: Lab, died: str) -> None:
+    """Neither the controller nor the reconciler starts it."""
+    for _ in range(2):
+        lab.systemctl("start", "nomarr-reconcile.service")
+    assert lab.show("tag-0", "ActiveState", "InvocationID") == {
+        "ActiveState": "failed",
+        "InvocationID": died,
+    }
+    wait_for_record(lab, died, "done")
+
+
+def test_a_stop_before_the_timer_is_made_is_kept(lab: Lab) -> None:
+    install(lab)
+    lab.start("tag-0")
+    lab.systemctl("stop", *CONTROLLER)
+    died = kill(lab)
+    wait_for_hook(lab, "tag-0", died)
+    lab.stop("tag-0")
+    lab.systemctl("start", "nomarr-controller.socket")
+    check_stays_down(lab, died)
+    assert account_of(lab).restart_count == 1, "it failed before it was stopped"
+
+
+def test_a_stop_after_the_timer_has_fired_is_kept(lab: Lab) -> None:
+    install(lab)
+    silent = "[Service]\nExecStart=\nExecStart=/bin/true\n"
+    lab.write_unit("nomarr-restart@.service.d/90-silent.conf", silent)
+    lab.reload()
+    lab.start("tag-0")
+    died = kill(lab)
+    wait_for_record(lab, died, "scheduled")
+    timer = "nomarr-restart@tag-0.timer"
+    lab.wait_for(lambda: lab.get(timer, "SubState") == "elapsed", what="the backoff is over")
+    lab.stop("tag-0")
+    check_stays_down(lab, died)
+
+
+@pytest.mark.parametrize("why", ["incident: 3 workers of tag died alike", "supervisor"])
+def test_a_stop_of_a_held_worker_is_kept(lab: Lab, why: str) -> None:
+    """It has no timer that the stop could cancel."""
+    install(lab, SLOW, answer=75)
+    lab.start("tag-0")
+    number = signal.SIGKILL
+    if why == "supervisor":
+        number = signal.SIGTERM  # answered with 75, and there is no supervisor
+    else:
+        Path(lab.paths.hold, "tag-0").write_text(f"{why}\n")
+    lab.systemctl("stop", *CONTROLLER)
+    died = kill(lab, "tag-0", number)
+    wait_for_hook(lab, "tag-0", died)
+    if why != "supervisor":
+        Path(lab.paths.pending, died).unlink()
+    lab.stop("tag-0")
+    if why == "supervisor":
+        lab.systemctl("start", "nomarr-supervisor.service")
+    lab.systemctl("start", "nomarr-controller.socket")
+    check_stays_down(lab, died)
+
+
+def test_a_restart_that_ends_badly_is_not_counted(lab: Lab) -> None:
+    """The unit has moved on when its death is booked: only the wanted unit tells."""
+    install(lab, answer=1)
+    lab.start("tag-0")
+    died = lab.get("tag-0", "InvocationID")
+    lab.systemctl("restart", parse_component("tag-0").unit)
+    record = wait_for_record(lab, died, "done")
+    assert (record.action, record.text) == ("ignore", "a stop was asked for")
+    assert lab.get("tag-0", "ActiveState") == "active"
+
+
+@pytest.mark.slow
+def test_nothing_runs_while_nothing_is_owed(lab: Lab) -> None:
+    """Not one start of a program of ours by a timer for longer than the minute it used to be."""
+    install(lab)
+    lab.systemctl("start", "nomarr-workers.target")
+    lab.start("tag-0", "tag-1", "tag-2")
+    died = kill(lab)
+    wait_for_run(lab, died)
+    # The controller leaves after its last look, which finds all done.
+    lab.wait_until("nomarr-controller.service", "inactive", timeout_s=60)
+    lab.wait_until("nomarr-reconcile-soon.timer", "inactive")
+    wait_for_record(lab, died, "done")
+
+    def starts() -> int:
+        said = lab.journal("-o", "cat", "--grep=^(Starting|Started) nomarr-(reconcile|controller)")
+        return len([line for line in said.splitlines() if ".service" in line])
+
+    before = starts()
+    lab.wait_for(lambda: elapsed_s(lab) > 65, timeout_s=120, what="more than a minute")
+    assert starts() == before
+    timers = lab.systemctl("list-timers", "--all", "--no-legend", "nomarr-*")
+    assert [line.split()[-2] for line in timers.splitlines()] == ["nomarr-reconcile.timer"]
+    left = int(lab.get("nomarr-reconcile.timer", "NextElapseUSecMonotonic").split("min")[0][-2:])
+    assert left is not None
+
+
+def elapsed_s(lab: Lab) -> float:
+    """Since the controller left."""
+    left_us = int(lab.get("nomarr-controller.service", "InactiveEnterTimestampMonotonic"))
+    return float(Path("/proc/uptime").read_text().split()[0]) - left_us / 1e6
