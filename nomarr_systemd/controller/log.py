@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-import sys
+import contextlib
+import os
 from typing import Final
+
+from nomarr_systemd.core.text import escape
 
 ERROR: Final = 3
 NOTICE: Final = 5
@@ -11,7 +14,7 @@ NOTICE: Final = 5
 
 def log(priority: int, text: str, **fields: object) -> None:
     """Write one line; what is not printable is escaped."""
-    from nomarr_systemd.core.text import escape
-
     said = "".join(f" {name}={escape(str(value))}" for name, value in fields.items())
-    sys.stderr.write(f"<{priority}>nomarr-controller: {escape(text)}{said}\n")
+    line = f"<{priority}>nomarr-controller: {escape(text)}{said}\n"
+    with contextlib.suppress(OSError):  # a journald that hangs must not hold up a restart
+        os.write(2, line.encode("utf-8", "replace"))

@@ -184,6 +184,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         log(ERROR, USAGE)
         return 2
     paths, flags = options
+    os.set_blocking(2, False)
     try:
         work = _choose(flags)
         while True:

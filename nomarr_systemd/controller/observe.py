@@ -136,7 +136,7 @@ def find_unheard(site: Site, reports: Sequence[Report]) -> list[Report]:
         component = find_instance(name.removeprefix(UNIT_PREFIX).removesuffix(UNIT_SUFFIX))
         if component is not None:  # anybody can start our template by any name
             failed[component] = name
-    questions = {name: EXIT_FACTS for name in failed.values()}
+    questions = dict.fromkeys(failed.values(), EXIT_FACTS)
     shown = site.manager.show_each(questions | {timer_of(each): _TIMER for each in failed})
     is_away = False
     for component, name in failed.items():

@@ -6,6 +6,8 @@ Each kind of entry has a MESSAGE_ID, which packaging/nomarr.catalog explains.
 
 from __future__ import annotations
 
+import contextlib
+import socket
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -34,6 +36,7 @@ _PRIORITIES: Final = {
     "pool-failed": 2,
 }
 _ACT_PRIORITY: Final = 5
+_SOCKET: Final = "/run/systemd/journal/socket"
 
 
 def write_decision(component: Component, record: Record, line: str, *, user: bool) -> None:
@@ -106,8 +109,21 @@ def _write(kind: str, text: str, fields: Mapping[str, str]) -> None:
 def _send(
     text: str, message_id: str, priority: int, identifier: str, fields: Mapping[str, str]
 ) -> None:
-    from systemd import journal  # half of the controller's start-up time, and needed last
+    head = {"MESSAGE_ID": message_id, "PRIORITY": str(priority), "SYSLOG_IDENTIFIER": identifier}
+    _transmit({"MESSAGE": text, **head, **fields})
 
-    journal.send(
-        text, MESSAGE_ID=message_id, PRIORITY=priority, SYSLOG_IDENTIFIER=identifier, **fields
-    )
+
+def _transmit(fields: Mapping[str, str]) -> None:
+    """Send an entry in journald's native protocol, and never wait: a journald that hangs must not
+    hold up a restart. libsystemd would wait, and costs the controller half of its start."""
+    values = {name: value.encode("utf-8", "replace") for name, value in fields.items()}
+    entry = b"".join(_encode(name, value) for name, value in values.items())
+    kind = socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
+    with socket.socket(socket.AF_UNIX, kind) as link, contextlib.suppress(OSError):
+        link.sendto(entry, _SOCKET)
+
+
+def _encode(name: str, value: bytes) -> bytes:
+    if b"\n" not in value:
+        return name.encode() + b"=" + value + b"\n"
+    return name.encode() + b"\n" + len(value).to_bytes(8, "little") + value + b"\n"
