@@ -52,7 +52,7 @@ def history(
     WINDOW and LIFETIME are restarts used and allowed as they were before the decision. The ledger
     keeps the last hundred records of each worker. nomarrctl why --invocation RUN tells more.
     """
-    from nomarr_systemd.postmortem.witnesses import check_known, list_published, read_account
+    from nomarr_systemd.postmortem.witnesses import check_known, list_workers, read_account
 
     since_ms = parse_since(since, time.time()) if since else 0
     notes: list[str] = []
@@ -60,7 +60,7 @@ def history(
         workers = [parse_component(component)]
         check_known(scope.paths, None, workers[0])
     else:
-        workers = sorted(list_published(scope.paths, notes))
+        workers = sorted(list_workers(scope.paths, notes))
     items = [
         Item(worker, record)
         for worker in workers

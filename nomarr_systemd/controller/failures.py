@@ -31,9 +31,9 @@ from nomarr_systemd.host.layout import Paths
 from nomarr_systemd.host.machine import host_of
 from nomarr_systemd.ledger.incidents import Breaker
 from nomarr_systemd.ledger.ledger import Ledger
+from nomarr_systemd.ledger.public import open_policy_store
 from nomarr_systemd.ledger.spool import Spool, Spooled
 from nomarr_systemd.live import client
-from nomarr_systemd.store.open import open_store
 from nomarr_systemd.store.protocol import Store
 from nomarr_systemd.systemd import journal
 from nomarr_systemd.systemd.manager import (
@@ -77,15 +77,7 @@ class Controller:
     def store(self) -> Store:
         """Opened when it is needed: a store that is away must not keep the controller away."""
         if self._store is None:
-            settings = self.config.store
-            self._store = open_store(
-                settings.url,
-                "policy",
-                password_file=settings.password_file,
-                ca_file=settings.ca_file,
-                public_directory=self.paths.public,
-                public_host=self._host,
-            )
+            self._store = open_policy_store(self.config.store, self.paths.public, self._host)
         return self._store
 
     @property

@@ -18,8 +18,9 @@ from nomarr_systemd.controller.failures import Controller
 from nomarr_systemd.controller.pending import read_pending
 from nomarr_systemd.controller.reconcile import reconcile, see_to_the_rest
 from nomarr_systemd.core.errors import ConfigError, NomarrError
+from nomarr_systemd.host.applied import read_applied
 from nomarr_systemd.host.layout import Paths
-from nomarr_systemd.host.program_options import PLACES, parse_options, read_config
+from nomarr_systemd.host.program_options import PLACES, parse_options
 from nomarr_systemd.systemd.manager import Manager
 from nomarr_systemd.systemd.notify import listen_fds, notify
 
@@ -72,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         run = _choose(flags)
         while True:
             applied = find_stamp(paths)  # before it is read: then nothing new is missed
-            controller = Controller(paths, read_config(paths), Manager(user=paths.user))
+            controller = Controller(paths, read_applied(paths), Manager(user=paths.user))
             with contextlib.closing(controller):
                 if not run(controller, applied):
                     return 0

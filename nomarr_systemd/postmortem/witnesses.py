@@ -5,22 +5,23 @@ account, the supervisor. Each of them may be away; then that is said and the res
 from __future__ import annotations
 
 import json
-import os
 import time
 from typing import Any, Final, NamedTuple
 
 from nomarr_systemd.config.values import Config
-from nomarr_systemd.core import account as book_keeping
 from nomarr_systemd.core.account import Account
 from nomarr_systemd.core.death import name_signal
 from nomarr_systemd.core.errors import BadName, ConfigError, NoSuchWorker
 from nomarr_systemd.core.frames import PREFIX
-from nomarr_systemd.core.ids import Component, parse_component, split_invocation
+from nomarr_systemd.core.ids import Component, split_invocation
 from nomarr_systemd.core.ledger_record import DECISIONS, Record
 from nomarr_systemd.core.text import ask_for, clean
 from nomarr_systemd.core.time import Moment
 from nomarr_systemd.host import clock
+from nomarr_systemd.host.applied import read_applied
+from nomarr_systemd.host.holds import Holds
 from nomarr_systemd.host.layout import Paths
+from nomarr_systemd.ledger.public import list_published, read_published
 from nomarr_systemd.live import client
 from nomarr_systemd.systemd.manager import Manager, ManagerError
 
@@ -98,23 +99,16 @@ def gather(paths: Paths, component: Component) -> Scene:
             "The supervisor does not answer: frames, health and the job in hand are missing."
             f" See systemctl {'--user ' if paths.user else ''}status nomarr-supervisor.service"
         )
-    hold = _read_hold(paths, component)
+    hold = clean(Holds(paths.hold).read(component), 200)
     return Scene(component, paths, clock.now(), facts, account, hold, live, tuple(notes))
 
 
 def read_account(paths: Paths, component: Component, notes: list[str]) -> Account:
     """The account as it is published; an empty one, and a note if that is not the truth."""
-    path = f"{paths.state}/public/{component.instance}.json"
-    try:
-        with open(path, encoding="utf-8") as file:
-            return book_keeping.from_doc(json.load(file))
-    except FileNotFoundError:
-        pass
-    except PermissionError:
-        notes.append(_say_closed(path))
-    except (OSError, ValueError, TypeError) as error:
-        notes.append(f"The ledger's records in {path} are damaged: {clean(str(error), 200)}")
-    return Account(component.component_id)
+    account, problem = read_published(paths.public, component)
+    if problem:
+        notes.append(clean(problem, 400))
+    return account
 
 
 def ask_supervisor(paths: Paths, component: Component) -> dict[str, Any]:
@@ -163,8 +157,8 @@ def ask_label(scene: Scene, run: str) -> tuple[str, str]:
 
 def check_known(paths: Paths, config: Config | None, component: Component) -> None:
     """NoSuchWorker, with the nearest name, unless it is configured, or was and is on record."""
-    configured = config or _read_resolved(paths)
-    workers = {*configured.components(), *list_published(paths)}
+    configured = config or _read_applied(paths)
+    workers = {*configured.components(), *list_workers(paths)}
     known = {worker.instance for worker in workers}
     if component.instance in known:
         return
@@ -204,44 +198,16 @@ def _find_asked(records: list[Record], asked: str) -> tuple[str, Record | None]:
     return run, None
 
 
-def _read_hold(paths: Paths, component: Component) -> str:
+def _read_applied(paths: Paths) -> Config:
     try:
-        with open(f"{paths.hold}/{component.instance}", encoding="utf-8", errors="replace") as file:
-            return clean(file.read(200).strip()) or "held"
-    except OSError:
-        return ""
-
-
-def _read_resolved(paths: Paths) -> Config:
-    try:
-        with open(paths.resolved, encoding="utf-8") as file:
-            return Config.from_dict(json.load(file))
-    except (OSError, ValueError, ConfigError):
+        return read_applied(paths)
+    except ConfigError:
         return Config()
 
 
-def list_published(paths: Paths, notes: list[str] | None = None) -> set[Component]:
+def list_workers(paths: Paths, notes: list[str] | None = None) -> set[Component]:
     """The workers that have a published account."""
-    found = set()
-    directory = f"{paths.state}/public"
-    try:
-        names = os.listdir(directory)
-    except PermissionError:
-        if notes is not None:
-            notes.append(_say_closed(directory))
-        return set()
-    except OSError:
-        return set()
-    for name in names:
-        try:
-            found.add(parse_component(name.removesuffix(".json")))
-        except BadName:
-            continue
+    found, problem = list_published(paths.public)
+    if problem and notes is not None:
+        notes.append(problem)
     return found
-
-
-def _say_closed(path: str) -> str:
-    return (
-        f"The ledger's records cannot be read ({path}): be root, or join the group nomarr"
-        " (usermod -aG nomarr USER, then log in again)."
-    )

@@ -10,7 +10,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -34,15 +34,26 @@ DOMAINS: Mapping[Domain, tuple[Collection, ...]] = {
     "policy": (
         Collection(POLICY_LEDGER),
         Collection("meta"),
-        Collection("job_crashes", (("job",), ("wall_ms",))),
+        Collection("job_crashes", (("wall_ms",),)),
     ),
     "work": (
-        Collection("health_history", (("component_id", "wall_ms"), ("wall_ms",))),
-        Collection("worker_claims", (("invocation",), ("component_id",))),
+        Collection("health_history", (("wall_ms",),)),
+        Collection("worker_claims", (("invocation",), ("host",), ("pool",))),
         Collection("jobs", (("pool", "status"),)),
         Collection("stats"),
     ),
 }
+
+
+class Publisher(Protocol):
+    """What a store calls after it has committed documents of the ledger; ``ledger.public`` is
+    the one that writes files. It keeps its errors to itself: the commit stands."""
+
+    def publish(self, key: str, current: Callable[[], str | None]) -> None:
+        """The document ``key`` was written; ``current`` reads its JSON, None if it is gone."""
+
+    def remove_others(self, keys: Iterable[str]) -> None:
+        """There are no documents but these."""
 
 
 class Store(Protocol):
@@ -102,7 +113,7 @@ class Store(Protocol):
         compare-and-swap. An exception inside takes back what was not yet durable."""
 
     def publish_all(self) -> None:
-        """Write every ``public`` file anew: what a kill between commit and rename left out."""
+        """Publish every document of the ledger: what a kill after a commit left out."""
 
     def close(self) -> None:
         """Let go of files and connections; closing twice is fine."""

@@ -1,7 +1,7 @@
 """The store of one host: a SQLite file per domain, durable at every commit.
 
 A collection is a table of key, revision and JSON body; what is looked up is indexed by expression.
-How the file is opened, locked and saved from corruption is in ``sqlitefile``.
+How the file is opened, locked and saved from corruption is in ``sqlite.file``.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from nomarr_systemd.store.protocol import (
     Doc,
     Domain,
     Equal,
+    Publisher,
     check_field,
     check_key,
     check_number,
@@ -27,7 +28,6 @@ from nomarr_systemd.store.protocol import (
     encode,
     new_keys,
 )
-from nomarr_systemd.store.publish import Publisher
 from nomarr_systemd.store.sqlite.file import SqliteFile
 
 SCHEMA_VERSION: Final = 1
@@ -52,6 +52,7 @@ class SqliteStore:
             os.path.join(directory, FILES[domain]),
             version=SCHEMA_VERSION,
             schema=tuple(_schema(domain)),
+            indexes=tuple(_indexes(domain)),
             patience_s=patience_s,
         )
         self._file.run(lambda db: db.execute("SELECT 1 FROM sqlite_master").fetchone())
@@ -232,14 +233,18 @@ class SqliteStore:
 
 def _schema(domain: Domain) -> Iterator[str]:
     yield "CREATE TABLE damaged (collection TEXT, key TEXT, rev TEXT, body)"
-    for name, indexes in DOMAINS[domain]:
+    for name, _ in DOMAINS[domain]:
         yield (
             f'CREATE TABLE "{name}"'
             " (key TEXT PRIMARY KEY NOT NULL, rev TEXT NOT NULL, body TEXT NOT NULL)"
         )
-        for number, fields in enumerate(indexes):
+
+
+def _indexes(domain: Domain) -> Iterator[str]:
+    for name, indexes in DOMAINS[domain]:
+        for fields in indexes:
             columns = ", ".join([*map(_column, fields), "key"])
-            yield f'CREATE INDEX "{name}_{number}" ON "{name}"({columns})'
+            yield f'CREATE INDEX "{name}_by_{"_".join(fields)}" ON "{name}"({columns})'
 
 
 def _column(field: str) -> str:
