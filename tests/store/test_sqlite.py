@@ -115,20 +115,6 @@ def test_an_unknown_collection_is_refused(directory: str) -> None:
     store.close()
 
 
-def test_the_lookups_use_their_indexes(directory: str) -> None:
-    """A million jobs must cost what a hundred do."""
-    store = SqliteStore(directory, "work")
-    sql = (
-        'EXPLAIN QUERY PLAN SELECT key FROM "jobs"'
-        " WHERE json_extract(body, '$.pool') = 'a' AND json_extract(body, '$.status') = 'b'"
-        " ORDER BY key ASC LIMIT 1"
-    )
-    plan = store._file.run(lambda db: str(db.execute(sql).fetchall()))
-    assert "USING INDEX jobs_by_pool_status" in plan
-    assert "TEMP B-TREE" not in plan
-    store.close()
-
-
 # Locks
 
 

@@ -117,7 +117,8 @@ class SqliteStore:
         if conditions:
             sql += f" WHERE {' AND '.join(conditions)}"
         direction = "DESC" if descending else "ASC"
-        sql += f" ORDER BY {_column(order)} {direction}, key {direction}"
+        first = "" if order == "_key" else f"{_column(order)} {direction}, "  # keys differ: no more
+        sql += f" ORDER BY {first}key {direction}"
         if limit is not None:
             sql += f" LIMIT {min(max(0, int(limit)), 2**62)}"
         rows = self._file.run(lambda db: db.execute(sql, values).fetchall())
