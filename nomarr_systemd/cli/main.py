@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from nomarr_systemd import __version__
-from nomarr_systemd.cli.common import Scope, make_scope, printable
+from nomarr_systemd.cli.common import printable
 from nomarr_systemd.core.errors import NomarrError
+from nomarr_systemd.host.scope import Scope, make_scope
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -103,7 +104,7 @@ class LazyGroup(click.Group):
 @click.option(
     "--config",
     "config_file",
-    type=click.Path(readable=False),  # a file that cannot be read is for load_config to explain
+    type=click.Path(readable=False),  # read_file explains a file that cannot be read
     metavar="FILE",
     help="Instead of /etc/nomarr/nomarr.toml (--user: ~/.config/nomarr/nomarr.toml).",
 )

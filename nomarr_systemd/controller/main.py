@@ -18,7 +18,7 @@ from nomarr_systemd.controller.failures import Controller
 from nomarr_systemd.controller.pending import read_pending
 from nomarr_systemd.controller.reconcile import reconcile, see_to_the_rest
 from nomarr_systemd.core.errors import ConfigError, NomarrError
-from nomarr_systemd.host.applied import read_applied
+from nomarr_systemd.host.configuration import read_applied
 from nomarr_systemd.host.layout import Paths
 from nomarr_systemd.host.program_options import PLACES, parse_options
 from nomarr_systemd.systemd.manager import Manager

@@ -107,3 +107,8 @@ def describe_ms(ms: int) -> str:
                 return f"{text} {rest} {smaller}" if rest else text
             return text
     raise AssertionError(ms)  # every duration of a second or more has found its unit
+
+
+def count(number: int, noun: str = "worker") -> str:
+    """``1 worker``, ``2 workers``."""
+    return f"{number} {noun}" + ("" if number == 1 else "s")

@@ -74,6 +74,6 @@ def _lock_within(fd: int, path: str, patience_s: float) -> None:
             return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             if time.monotonic() >= deadline:
-                why = f"another process kept it locked for {patience_s:g} s"
+                why = f"it stayed locked for {patience_s:g} s"
                 raise TimeoutError(errno.ETIMEDOUT, why, path) from error
         time.sleep(_RETRY_S)

@@ -9,7 +9,8 @@ import sys
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-SYSTEM_STATE = "/var/lib/nomarr"
+SYSTEM_STATE: Final = "/var/lib/nomarr"
+LIBEXEC: Final = "/usr/lib/nomarr-systemd"  # where a package has the programs
 # The programs that the units name, and the module whose main() each one runs.
 PROGRAMS: Final = {
     "nomarr-supervisor": "nomarr_systemd.supervisor.main",
@@ -49,6 +50,11 @@ class Paths(NamedTuple):
     def pending(self) -> str:
         """The facts of failures that are not booked yet, one file per invocation."""
         return f"{self.runtime}/nomarr/pending"
+
+    @property
+    def lock(self) -> str:
+        """Held by whoever changes workers: the controller, and nomarrctl for a person."""
+        return f"{self.runtime}/nomarr/lock"
 
     @property
     def stop(self) -> str:

@@ -18,7 +18,7 @@ from nomarr_systemd.core.ledger_record import DECISIONS, Record
 from nomarr_systemd.core.text import ask_for, clean
 from nomarr_systemd.core.time import Moment
 from nomarr_systemd.host import clock
-from nomarr_systemd.host.applied import read_applied
+from nomarr_systemd.host.configuration import read_applied
 from nomarr_systemd.host.holds import Holds
 from nomarr_systemd.host.layout import Paths
 from nomarr_systemd.ledger.public import list_published, read_published

@@ -14,7 +14,7 @@ from typing import Final
 
 from nomarr_systemd.config.values import Config
 from nomarr_systemd.core.errors import ConfigError, NomarrError
-from nomarr_systemd.host.applied import read_applied
+from nomarr_systemd.host.configuration import read_applied
 from nomarr_systemd.host.layout import Paths
 from nomarr_systemd.host.program_options import PLACES, parse_options
 from nomarr_systemd.supervisor.log import ERROR, NOTICE, WARNING, log

@@ -13,7 +13,7 @@ import pytest
 from nomarr_systemd.config.values import Config, Pool
 from nomarr_systemd.core.errors import ConfigError
 from nomarr_systemd.core.ids import Component
-from nomarr_systemd.host.applied import NotApplied, read_applied
+from nomarr_systemd.host.configuration import NotApplied, read_applied
 from nomarr_systemd.host.files import locked
 from nomarr_systemd.host.holds import Holds
 from nomarr_systemd.host.layout import Paths
@@ -28,7 +28,7 @@ def test_a_lock_with_patience_gives_up_and_says_so(tmp_path: Path) -> None:
     with locked(str(path)):
         began = time.monotonic()
         with (
-            pytest.raises(TimeoutError, match=r"kept it locked for 0\.1 s.*lock"),
+            pytest.raises(TimeoutError, match=r"stayed locked for 0\.1 s.*lock"),
             locked(str(path), 0.1),
         ):
             raise AssertionError("it is ours")
@@ -87,7 +87,7 @@ def test_what_was_applied(tmp_path: Path) -> None:
     paths = Paths(str(tmp_path), str(tmp_path))
     with pytest.raises(NotApplied) as before:
         read_applied(paths)
-    assert before.value.hint == "run nomarrctl apply"
+    assert before.value.hint == "run nomarrctl apply first"
     config = Config(pools=(Pool("tag", command=("/bin/true",)),))
     file = Path(paths.resolved)
     file.write_text(json.dumps(config.to_dict()))

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from nomarr_systemd.core.health import HealthRules
-from nomarr_systemd.host.applied import read_applied
+from nomarr_systemd.host.configuration import read_applied
 from nomarr_systemd.supervisor.loop import Loop
 from nomarr_systemd.supervisor.run_state import Memory
 from nomarr_systemd.supervisor.supervisor import Supervisor

@@ -11,9 +11,9 @@ from pathlib import Path
 import click
 import pytest
 
-from nomarr_systemd.cli.common import make_scope
 from nomarr_systemd.cli.main import nomarrctl
 from nomarr_systemd.config.file import parse
+from nomarr_systemd.host.scope import make_scope
 
 CHECKOUT = Path(__file__).parents[2]
 PAGES = sorted(
