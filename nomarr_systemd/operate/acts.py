@@ -134,7 +134,8 @@ def restart(scope: Scope, config: Config, workers: Sequence[Component], tell: Te
         masked = [each for each in free if shown[each.unit]["LoadState"] == "masked"]
         good = [each for each in free if each not in masked]
         act.record(good, "manual", "restarted by hand")
-        act.manager.stop(map(timer_of, good))
+        if good:
+            act.manager.stop(map(timer_of, good))
         act.queue("restart", good)
     found = wait_for(
         act.manager,

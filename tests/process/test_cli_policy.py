@@ -71,7 +71,7 @@ def test_the_policy_in_force_is_what_was_applied(config: Path, tmp_path: Path) -
     assert first["file_differs"] is True  # in the store that is written down
     config.write_text(CONFIG.replace("max_restarts = 6", "max_restarts = 60"))
     after = run(*shown, HOME=str(tmp_path))
-    assert "max_restarts                       6  policy" in after.stdout
+    assert "* max_restarts                      6  policy" in after.stdout
     assert "differs from what was applied" in after.stderr
     (state / "config.json").unlink()
     last = json.loads(run(*shown, "--json", HOME=str(tmp_path)).stdout)[0]
