@@ -161,7 +161,7 @@ POOL = (
     Setting("crash_max_retries", "whole", 0, 1_000_000,
             help="crashes since the last clean stop after which the next one fails the whole pool"),
     Setting("job_max_crashes", "whole", 1, 1000,
-            help="workers that a job may kill before it is quarantined"),
+            help="a job that has killed this many workers is quarantined"),
 )
 # fmt: on
 HOMES = {

@@ -4,7 +4,6 @@ with the person's name, and keeps the controller from acting while it changes so
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
@@ -18,9 +17,9 @@ from nomarr_systemd.operate import controlling
 from nomarr_systemd.operate.job_store import forget_pool_failure
 from nomarr_systemd.operate.waiting import FACTS, Facts, Tell, is_down, is_idle, wait_for
 from nomarr_systemd.systemd import journal
-from nomarr_systemd.systemd.manager import Manager, queue, timer_of
+from nomarr_systemd.systemd.manager import Manager, monotonic_ms, queue, timer_of
 
-_TELL_SUPERVISOR_S: Final = 2.0  # for all workers together: a hung supervisor delays nobody more
+_TELL_SUPERVISOR_MS: Final = 2000  # for all workers together: a hung supervisor delays nobody more
 
 
 class Result(NamedTuple):
@@ -189,8 +188,8 @@ def reset(
 
 
 def _tell_supervisor(scope: Scope, workers: Sequence[Component]) -> None:
-    ends = time.monotonic() + _TELL_SUPERVISOR_S
+    ends = monotonic_ms() + _TELL_SUPERVISOR_MS
     for worker in workers:
-        if time.monotonic() > ends:
+        if monotonic_ms() > ends:
             return  # it does not answer; when it comes back it asks systemd
         client.ask(scope.paths.live, {"op": "reset", "component": worker.component_id})

@@ -4,13 +4,13 @@ three is away or damaged, that is said and the rest is there.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from nomarr_systemd.config.values import Config
 from nomarr_systemd.core import account as book_keeping
 from nomarr_systemd.core.account import Account
+from nomarr_systemd.core.death import name_signal
 from nomarr_systemd.core.ids import Component
 from nomarr_systemd.core.json import get_objects, get_text
 from nomarr_systemd.core.ledger_record import DECISIONS, Record
@@ -21,7 +21,7 @@ from nomarr_systemd.host.scope import Scope
 from nomarr_systemd.ledger.public import Published, read_published
 from nomarr_systemd.live import client
 from nomarr_systemd.operate.choose import choose
-from nomarr_systemd.systemd.manager import SUPERVISOR, Manager
+from nomarr_systemd.systemd.manager import SUPERVISOR, Manager, monotonic_ms
 
 _MAX_ANSWER: Final = 8 << 20  # 4,096 workers, each with a long job
 FACTS: Final = (
@@ -147,14 +147,13 @@ def gather(scope: Scope, config: Config, workers: Sequence[Component]) -> Overvi
     live = {get_text(each, "component"): each for each in get_objects(answer, "workers")}
     holds = Holds(scope.paths.hold)
     now = clock.now()
-    monotonic_us = time.monotonic_ns() // 1000
     views = []
     for worker in workers:
         facts = shown[worker.unit]
         said = live.get(worker.component_id, {})
         held = holds.read(worker)
         known = read_published(scope.paths.public, worker)
-        views.append(_view(worker, config, facts, said, held, known, now, monotonic_us))
+        views.append(_view(worker, config, facts, said, held, known, now))
     about = answer.get("supervisor")
     return Overview(
         views,
@@ -184,12 +183,8 @@ def crash_word(record: Record) -> str:
     if record.kind == "exit":
         return f"exit {record.code}"
     if record.kind in ("signal", "core-dump"):
-        import signal
-
-        try:
-            return signal.Signals(-record.code).name
-        except ValueError:
-            return f"signal {-record.code}"
+        name = name_signal(-record.code)
+        return f"signal {name}" if name.isdigit() else f"SIG{name}"
     return record.kind
 
 
@@ -201,7 +196,6 @@ def _view(
     held: str,
     published: Published,
     now: Moment,
-    monotonic_us: int,
 ) -> View:
     account = published.account
     rules = config.rules_for(worker)
@@ -216,7 +210,7 @@ def _view(
         and last.invocation.partition("#")[0] == facts["InvocationID"]
     )
     is_up = facts["ActiveState"] == "active"
-    since_us = int(facts.get("ActiveEnterTimestampMonotonic") or 0)
+    since_ms = int(facts.get("ActiveEnterTimestampMonotonic") or 0) // 1000
     health = get_text(said, "status")
     return View(
         worker,
@@ -225,7 +219,7 @@ def _view(
         facts["SubState"],
         int(facts.get("MainPID") or 0),
         facts["InvocationID"],
-        (monotonic_us - since_us) // 1000 if is_up and since_us else None,
+        monotonic_ms() - since_ms if is_up and since_ms else None,
         health,
         get_text(said, "phase") if is_up else "",
         get_text(said, "current_job") if is_up else "",
