@@ -21,7 +21,7 @@ _MAX_AHEAD = 8  # decisions told one by one
 
 
 class Explanation(NamedTuple):
-    """Where a worker stands with its policy."""
+    """A worker's window, and what its next failures would get."""
 
     worker: Component
     rules: Rules

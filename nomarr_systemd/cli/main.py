@@ -1,5 +1,5 @@
-"""nomarrctl: the group of all verbs and its global options. A verb's module is imported when it
-is used; what a verb raises on purpose ends here, as a message, a hint and an exit status.
+"""nomarrctl: the group of all verbs and its global options. A verb's module is imported when it is
+used. Errors raised on purpose are printed here, as a message, a hint and an exit status.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ VERBS = {
     "restart": Verb("nomarr_systemd.cli.workers", "Let workers finish, and start them again."),
     "resume": Verb("nomarr_systemd.cli.workers", "Let paused workers run again."),
     "status": Verb("nomarr_systemd.cli.status", "Show every worker."),
-    "why": Verb("nomarr_systemd.cli.why", "Tell why a worker died: the death certificate."),
+    "why": Verb("nomarr_systemd.cli.why", "Tell why a worker died: the post-mortem report."),
 }
 
 
 class LazyGroup(click.Group):
-    """Knows its verbs by name and summary, and imports only the one that is used."""
+    """Lists its verbs by name and summary, and imports only the one that is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  # click's signature
         return sorted(VERBS)
@@ -143,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def show_error(error: NomarrError) -> None:
-    """What went wrong, each line of it marked as ours, and what to do about it."""
+    """Print the message, with our name before each line, and the hint."""
     for line in printable(str(error)).split("\n"):
         click.echo(f"nomarrctl: {line}", err=True)
     if error.hint:
@@ -155,7 +155,7 @@ def _is_refused(error: OSError) -> bool:
 
 
 def _take_user_option(command: click.Command) -> None:
-    """Let --user stand behind the verb, too, as with systemctl."""
+    """Accept --user after the verb, too, as systemctl does."""
     if isinstance(command, click.Group):
         for each in command.commands.values():
             _take_user_option(each)

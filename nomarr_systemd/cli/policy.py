@@ -99,8 +99,8 @@ def show(scope: Scope, component: str | None, as_json: bool) -> None:
 @json_option
 @click.pass_obj
 def explain(scope: Scope, component: str, as_json: bool) -> None:
-    """Explain where COMPONENT stands: its window as a line of time, what the next failure would
-    get, and when the window frees up.
+    """Explain the policy's state for COMPONENT: its window as a line of time, what the next failure
+    would get, and when the window has room again.
     """
     from nomarr_systemd.cli.explain import draw, explain_worker, to_json
     from nomarr_systemd.host import clock

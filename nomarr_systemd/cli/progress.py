@@ -9,7 +9,7 @@ from typing import Final
 
 import click
 
-_QUIET_S: Final = 0.3  # a shorter wait needs no words
+_QUIET_S: Final = 0.3  # nothing is shown for a shorter wait
 
 
 class Progress:

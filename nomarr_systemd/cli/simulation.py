@@ -29,7 +29,7 @@ _COLOURS: Final = {"fail": "red", NOT_RUN: "cyan"}
 
 
 class Replayed(NamedTuple):
-    """One worker's record under the rules that are tried."""
+    """One worker's failures under the rules that are tried."""
 
     worker: Component
     rules: Rules
@@ -37,7 +37,7 @@ class Replayed(NamedTuple):
 
 
 def read_settings(texts: Sequence[str]) -> dict[str, Any]:
-    """``key=value`` as it would stand in [policy]; BadName names what is wrong."""
+    """Parse ``key=value`` as in [policy]; BadName says what is wrong."""
     import tomllib
 
     settings = {setting.key: setting for setting in POLICY}
@@ -54,7 +54,7 @@ def read_settings(texts: Sequence[str]) -> dict[str, Any]:
         try:
             value = tomllib.loads(f"value = {written}")["value"]
         except (ValueError, RecursionError):
-            value = written.strip()  # a word without its quotes
+            value = written.strip()  # a text without its quotes
         for fault in check(settings[key], value):
             raise BadName(f"--set {key}: {fault.problem}", hint=fault.suggestion)
         found[key] = convert(settings[key], value)
@@ -62,7 +62,7 @@ def read_settings(texts: Sequence[str]) -> dict[str, Any]:
 
 
 def change(rules: Rules, settings: dict[str, Any]) -> Rules:
-    """The rules with other settings, if they fit each other."""
+    """The rules with these settings, or BadName if they do not fit each other."""
     changed = rules._replace(**settings)
     if changed.backoff_base_s > changed.backoff_max_s:
         raise BadName(
@@ -74,7 +74,7 @@ def change(rules: Rules, settings: dict[str, Any]) -> Rules:
 
 
 def add_up(replays: Sequence[Replayed]) -> tuple[Sum, Sum]:
-    """Recorded and simulated, of all workers."""
+    """The sums of all workers, recorded and simulated."""
     recorded = [each.result.recorded for each in replays]
     simulated = [each.result.simulated for each in replays]
     return _sum(recorded), _sum(simulated)

@@ -1,4 +1,4 @@
-"""``nomarrctl why``: the death certificate of a worker, for a terminal, as a page or as JSON."""
+"""``nomarrctl why``: the post-mortem report of a worker, for a terminal, as a page or as JSON."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _write_page(name: str, page: str) -> None:
         click.echo(page, nl=False)
         return
     try:
-        # Whoever may read the journal made it: not for everybody.
+        # It has lines of the journal, which not every user may read.
         fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
         with open(fd, "w", encoding="utf-8") as file:
             file.write(page)

@@ -26,7 +26,7 @@ _SCALAR = re.compile(
     r"|'''(?:[^']|'{1,2}(?!'))*+'{3,5}"
     r'|"(?:[^"\\]|\\.)*+"'
     r"|'[^']*+'"
-    # a number, a truth, a date; between date and time a blank may stand
+    # a number, true or false, a date; between date and time a blank is allowed
     r"|[^\s,\]}#]++(?:[ ][0-9]{2}:[^\s,\]}#]++)?+",
     re.DOTALL,
 )

@@ -42,7 +42,7 @@ class Setting(NamedTuple):
     help: str = ""  # for the manual: what it sets, without the sentence's first capital and its end
 
     def wants(self) -> str:
-        """What may stand there, to follow "is not"."""
+        """What is allowed, as the end of a message that says "is not"."""
         low = f"above {self.least}, up" if self.above else f"from {self.least}"
         match self.kind:
             case "whole":

@@ -51,7 +51,7 @@ class Pool(NamedTuple):
     crash_max_retries: int | None = None
     job_max_crashes: int = 2
     rules: Rules = DEFAULT_RULES
-    own_rules: tuple[str, ...] = ()  # the keys that stand in [pool.NAME.policy]
+    own_rules: tuple[str, ...] = ()  # the keys set in [pool.NAME.policy]
     unit: tuple[tuple[str, Directive], ...] = ()
 
 
@@ -68,7 +68,7 @@ class Config(NamedTuple):
 
     store: StoreSettings = StoreSettings()
     policy: Rules = DEFAULT_RULES
-    own_policy: tuple[str, ...] = ()  # the keys that stand in [policy]
+    own_policy: tuple[str, ...] = ()  # the keys set in [policy]
     health: HealthRules = HealthRules()
     web: WebSettings = WebSettings()
     pools: tuple[Pool, ...] = ()

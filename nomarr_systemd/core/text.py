@@ -54,7 +54,7 @@ def spell(path: tuple[str | int, ...]) -> str:
 
 
 def ask_for(word: str, known: Iterable[str]) -> str:
-    """A question that names the nearest of the ``known`` words, if one is near."""
+    """``did you mean …?`` with the nearest ``known`` word; empty if none is near."""
     from difflib import get_close_matches  # only a mistake pays for it
 
     plain = {_plain(candidate): candidate for candidate in known}

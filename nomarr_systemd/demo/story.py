@@ -19,7 +19,7 @@ from nomarr_systemd.systemd.unit_files import find_data
 
 SCAN = """\
 #!/bin/sh
-# Broken until somebody mends it.
+# Broken until it is mended.
 [ -e "$DEMO_MENDED" ] || { echo "cannot find the music library" >&2; exit 1; }
 exec 3>"$NOMARR_HEALTH_PIPE"
 systemd-notify --ready
@@ -268,7 +268,7 @@ class Story:
         self._stage.ctl("jobs", "add", "--pool", "tag", *paths)
 
     def _wait_for_jobs(self, paths: list[str], *statuses: str) -> dict[str, dict[str, Any]]:
-        """The pool's jobs by name, once those that are named have ended so."""
+        """The pool's jobs by name, once the named ones are in one of these states."""
         names = [os.path.basename(path) for path in paths]
 
         def look() -> dict[str, dict[str, Any]] | None:
@@ -327,7 +327,7 @@ def _read_tags(path: str) -> dict[str, Any]:
 
 
 def _sections(report: str, *wanted: str) -> str:
-    """The head of what ``why`` says, the facts, and of its sections those that are wanted."""
+    """The head and the facts of a report of ``why``, and the wanted ones of its sections."""
     head, facts, *rest = report.strip().split("\n\n")
     kept = [head, facts]
     for section in rest:

@@ -1,5 +1,5 @@
-"""Where an installation keeps its files, and what makes those that no package has made: a user's
-own, the demo's, a test's. The system's come from packaging/nomarr.tmpfiles and the package.
+"""The paths of an installation, and functions that create what no package has created: for a user,
+the demo, a test. The system's come from packaging/nomarr.tmpfiles and the package.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ PROGRAMS: Final = {
     "nomarr-controller": "nomarr_systemd.controller.main",
     "nomarr-worker": "nomarr_systemd.worker.main",
 }
-# Ours alone need nothing that ``site`` looks for, which may take as long as all the rest; a worker
-# is also its user's.
+# Our own programs need nothing of ``site``, which may take as long as all the rest; a worker may.
 _OPTIONS: Final = {"nomarr-worker": ""}
 _PROGRAM: Final = """\
 #!{python}{options}
@@ -43,7 +42,7 @@ class Paths(NamedTuple):
 
     @property
     def failures(self) -> str:
-        """The FIFO on which the hook rings the controller; PID 1 keeps it."""
+        """The FIFO by which the hook wakes the controller; PID 1 holds it."""
         return f"{self.runtime}/nomarr/failures"
 
     @property
@@ -53,12 +52,12 @@ class Paths(NamedTuple):
 
     @property
     def lock(self) -> str:
-        """Held by whoever changes workers: the controller, and nomarrctl for a person."""
+        """Locked by the process that changes workers: the controller, or nomarrctl."""
         return f"{self.runtime}/nomarr/lock"
 
     @property
     def stop(self) -> str:
-        """A mark for each run that somebody asked to stop."""
+        """A mark for each run that was asked to stop."""
         return f"{self.runtime}/nomarr/stop"
 
     @property
@@ -82,7 +81,7 @@ class Paths(NamedTuple):
 
     @property
     def public(self) -> str:
-        """The ledger's accounts, for those who may only read."""
+        """The ledger's accounts, for users who may only read."""
         return f"{self.state}/public"
 
     @property
@@ -96,13 +95,13 @@ def system_paths() -> Paths:
 
 
 def user_paths() -> Paths:
-    """Those of the user who runs this program."""
+    """The paths of the user who runs this program."""
     runtime = os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
     return Paths(runtime, os.path.expanduser("~/.local/state/nomarr"), user=True)
 
 
 def make_directories(paths: Paths) -> None:
-    """What the programs expect to be there; what is there stays as it is."""
+    """Create the directories that the programs expect; existing ones stay as they are."""
     for directory in (f"{paths.runtime}/nomarr", paths.stop, paths.state, paths.hold):
         os.makedirs(directory, 0o755, exist_ok=True)
     for directory in (paths.pending, paths.spool):
@@ -112,7 +111,7 @@ def make_directories(paths: Paths) -> None:
 
 
 def make_programs(directory: str, *, python: str = sys.executable, search: Sequence[str]) -> None:
-    """The programs as scripts for this Python, which look for modules in ``search`` first."""
+    """Write the programs as scripts for this Python, with ``search`` first in their path."""
     os.makedirs(directory, 0o755, exist_ok=True)
     ours = python == sys.executable
     packages = [path for path in sys.path if ours and path.endswith("-packages")]

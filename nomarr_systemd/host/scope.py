@@ -1,5 +1,5 @@
-"""Which installation is meant, the system's or a user's own, where it keeps its files, and who the
-person is that acts on it.
+"""One installation, the system's or a user's own: its configuration file, its directories, and the
+name of the person who acts on it.
 """
 
 from __future__ import annotations
@@ -74,6 +74,6 @@ def name_person() -> str:
     except KeyError:
         name = "?"
     other, number = os.environ.get("SUDO_USER"), os.environ.get("SUDO_UID", "?")
-    if uid == 0 and other:  # set by anybody else it would prove nothing
+    if uid == 0 and other:  # set by another user it would prove nothing
         return f"{escape(other)[:40]} (uid {escape(number)[:10]}), by sudo"
     return f"{name} (uid {uid})"

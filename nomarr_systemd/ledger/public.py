@@ -1,5 +1,5 @@
-"""``public/<instance>.json``: the accounts of the ledger for everyone who may only read. The writer
-that the store calls after each commit, and the one reader.
+"""``public/<instance>.json``: the accounts of the ledger for users who may only read. The writer,
+which the store calls after each commit, and the one reader.
 
 A reader without write permission can use no journal mode of SQLite, so each committed document
 is renamed into place here. These files are copies: losing one loses nothing.

@@ -19,7 +19,7 @@ from nomarr_systemd.operate.waiting import FACTS, Facts, Tell, is_down, is_idle,
 from nomarr_systemd.systemd import journal
 from nomarr_systemd.systemd.manager import Manager, monotonic_ms, queue, timer_of
 
-_TELL_SUPERVISOR_MS: Final = 2000  # for all workers together: a hung supervisor delays nobody more
+_TELL_SUPERVISOR_MS: Final = 2000  # for all workers together, if the supervisor hangs
 
 
 class Result(NamedTuple):
@@ -51,7 +51,7 @@ class _Act:
         self._warnings: list[str] = []
 
     def record(self, workers: Sequence[Component], action: str, text: str = "") -> None:
-        """Put it in the ledger before it is done. A store that is away keeps nobody from acting."""
+        """Put it in the ledger before it is done. It is done without a store, too."""
         try:
             if workers:
                 controlling.note(self.scope, self.config, workers, action, self.by, text)

@@ -154,7 +154,7 @@ def _restart(
 
 
 def _start(scope: Scope, manager: Manager, workers: list[Component]) -> None:
-    """Start those that are down. Failed ones are not among them: their restart has its time."""
+    """Start workers that are down; failed ones are not among them, their restart is scheduled."""
     shown = manager.show([TARGET], ["ActiveState"])[TARGET]
     if shown["ActiveState"] == "active":
         queue("start", [worker.unit for worker in workers], user=scope.user)

@@ -85,7 +85,7 @@ class Installation:
 
 
 def examine(scope: Scope) -> list[Finding]:
-    """Run every check; before the first apply only those that make sense then."""
+    """Run every check; before the first apply only the checks in _ALWAYS."""
     it = Installation(scope)
     found: list[Finding] = []
     told: set[NomarrError] = set()  # several checks may fail of the same

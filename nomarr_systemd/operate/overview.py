@@ -67,7 +67,7 @@ class View(NamedTuple):
 
     @property
     def state(self) -> str:
-        """One word for all of it: systemd's where it does not run, else its health."""
+        """One word: systemd's state if it does not run, else its health."""
         if self.load == "masked":
             return "masked"
         if self.held and self.active != "active":
@@ -135,7 +135,7 @@ class Overview(NamedTuple):
 
 
 def look(scope: Scope, config: Config, names: Sequence[str]) -> Overview:
-    """The workers that a person named, or all of them; there may be none."""
+    """The named workers, or all of them; there may be none."""
     return gather(scope, config, choose(config, names) if names else config.components())
 
 
@@ -164,13 +164,13 @@ def gather(scope: Scope, config: Config, workers: Sequence[Component]) -> Overvi
 
 
 def last_failure(account: Account) -> Record | None:
-    """The newest decision about a death."""
+    """The newest record of a death."""
     found = (each for each in reversed(account.records) if each.action in DECISIONS and each.kind)
     return next(found, None)
 
 
 def due_in_ms(record: Record, now: Moment) -> int:
-    """What is left of a backoff; one of an earlier boot goes by wall time."""
+    """Milliseconds left of a backoff; after a reboot by wall time."""
     if record.boot_id == now.boot_id:
         left = record.due.boottime_ms - now.boottime_ms
     else:
@@ -184,7 +184,7 @@ def crash_word(record: Record) -> str:
         return f"exit {record.code}"
     if record.kind in ("signal", "core-dump"):
         name = name_signal(-record.code)
-        return f"signal {name}" if name.isdigit() else f"SIG{name}"
+        return f"signal {name}" if name.lstrip("-").isdigit() else f"SIG{name}"
     return record.kind
 
 

@@ -128,8 +128,8 @@ class SqliteFile:
     def set_aside(self, why: str) -> None:
         """Rename the corrupt file and its companions; the next statement begins a new one.
 
-        What is meant is written down first: whoever opens the file after a kill in between
-        finishes it, and no file is ever opened without its log.
+        A note is written first: the process that opens the file after a kill in between finishes
+        it, and no file is ever opened without its log.
         """
         with self._lock():
             if _identify(self.path) == self._identity:
@@ -300,7 +300,7 @@ def _create(path: str) -> None:
 
 
 def _read_text(raw: bytes) -> str:
-    """A column's text; none where it is no UTF-8, so that one bad row does not spoil the rest."""
+    """A column's text; empty if it is not UTF-8, so that one bad row does not affect the rest."""
     try:
         return raw.decode()
     except UnicodeDecodeError:

@@ -126,8 +126,8 @@ class SqliteStore:
         return [doc for doc in docs if doc is not None]
 
     def count(self, collection: str, where: Equal) -> int:
-        # Without find()'s second look at the type, which would read every document: a word is
-        # neither a number nor an object's text, so the index knows it all.
+        # Without find()'s check of the type, which would read every document: a plain word is
+        # neither a number nor an object's text, so the index is enough.
         conditions = " AND ".join(f"{_column(field)} = ?" for field in check_words(where))
         sql = f"SELECT count(*) FROM {self._table(collection)} WHERE {conditions or 'TRUE'}"
         values = tuple(where.values())
@@ -196,7 +196,7 @@ class SqliteStore:
         return doc
 
     def _bury(self, collection: str, key: str, rev: str) -> None:
-        """Put a document that is no JSON aside, alone: the file is sound and so are the others."""
+        """Move a document that is not JSON to the table ``damaged``; the others are sound."""
         import logging  # a rare and loud path; the usual start-up should not pay for the import
 
         table = self._table(collection)
@@ -273,5 +273,5 @@ def _equals(field: str, value: str | int | None) -> tuple[str, list[str | int]]:
 
 
 def _new_rev() -> str:
-    """Random, so that no revision ever comes back, not even after delete and insert."""
+    """Random: no revision is used twice, not even after delete and insert."""
     return os.urandom(8).hex()
