@@ -81,13 +81,13 @@ def tell(show: Show) -> None:
     show("tick", "everything was torn down, nothing is left")
 
 
-class Story:
+class Story(Stage):
     """One method for each chapter."""
 
     def __init__(self, lab: Lab, show: Show) -> None:
+        super().__init__(lab, f"{lab.directory}/nomarr.toml", show)
         self._directory = lab.directory
         self._music = f"{lab.directory}/music"
-        self._stage = Stage(lab, f"{lab.directory}/nomarr.toml", show)
 
     def begin(self) -> None:
         directory = self._directory
@@ -100,164 +100,152 @@ class Story:
             with open(f"{directory}/{name}", "w", encoding="utf-8") as file:
                 file.write(text.replace("{directory}", directory))
         os.chmod(f"{directory}/scan", 0o755)  # noqa: S103 (a program is to be run)
-        self._stage.lab.run(
-            [sys.executable, "-B", f"{directory}/tagger/make_music.py", self._music]
-        )
-        self._stage.explain("nomarr.toml asks for two music taggers and a library scanner.")
-        self._stage.command("nomarrctl apply")
-        self._stage.ctl("apply")
+        self.lab.run([sys.executable, "-B", f"{directory}/tagger/make_music.py", self._music])
+        self.explain("nomarr.toml asks for two music taggers and a library scanner.")
+        self.command("nomarrctl apply")
+        self.ctl("apply")
         self._wait_until_healthy(*TAGGERS)
-        self._stage.check(
-            True, "two taggers are running, and say on their pipes that they are healthy"
-        )
+        self.check(True, "two taggers are running, and say on their pipes that they are healthy")
 
     def tag(self) -> None:
-        self._stage.say("A folder of music is to be tagged: loudness and brightness of each file.")
+        self.say("A folder of music is to be tagged: loudness and brightness of each file.")
         songs, broken = (self._list(kind) for kind in ("songs", "broken"))
-        self._stage.command("nomarrctl jobs add --pool tag music/songs/* music/broken/*")
+        self.command("nomarrctl jobs add --pool tag music/songs/* music/broken/*")
         self._add(*songs, *broken)
         jobs = self._wait_for_jobs([*songs, *broken], "done", "error")
         tags = {os.path.basename(path): _read_tags(path) for path in songs}
         for name in ("sine-1000.wav", "chirp-200-4000.wav", "noise.wav"):
             found = tags[name]
-            self._stage.explain(
+            self.explain(
                 f"{name:<19} {found['loudness_dbfs']:>6} dBFS {found['centroid_hz']:>7} Hz"
             )
-        self._stage.check(
+        self.check(
             all(jobs[name]["status"] == "done" for name in tags),
             f"{len(tags)} files are tagged, each in a file beside it",
         )
         sine = tags["sine-1000.wav"]
-        self._stage.check(
+        self.check(
             sine["loudness_dbfs"] == -3.01 and abs(sine["centroid_hz"] - 1000) < 10,
             "a sine of 1 kHz has its centre at 1 kHz and 3 dB less than the loudest sound",
         )
         for path in broken:
             name = os.path.basename(path)
-            self._stage.explain(f"{name:<19} {jobs[name]['error']['message']}")
-        self._stage.check(
+            self.explain(f"{name:<19} {jobs[name]['error']['message']}")
+        self.check(
             all(jobs[os.path.basename(path)]["error"]["type"] == "NonFatal" for path in broken),
             f"{len(broken)} broken files failed their own jobs, and nothing else",
         )
 
     def crash(self) -> None:
-        self._stage.say("One file crashes whoever decodes it: a bug in a library, SIGSEGV.")
+        self.say("One file crashes whoever decodes it: a bug in a library, SIGSEGV.")
         [path] = self._list("deadly", "crash")
-        self._stage.command("nomarrctl jobs add --pool tag music/deadly/crash.wav")
+        self.command("nomarrctl jobs add --pool tag music/deadly/crash.wav")
         self._add(path)
         job = self._wait_for_jobs([path], "quarantined")["crash.wav"]
         codes = [self._tell_decision(*_run_of(death)).code for death in job["crashes"]]
-        self._stage.check(
+        self.check(
             codes == [-signal.SIGSEGV] * 2,
             "it killed a worker, was tried once more, killed again, and is set aside",
         )
         for name, run in map(_run_of, job["crashes"]):
-            self._stage.wait(
-                lambda: self._stage.account(name).find(run, ["refund"]),  # noqa: B023
+            self.wait(
+                lambda: self.account(name).find(run, ["refund"]),  # noqa: B023
                 f"{name} has its restart back",
                 name,
             )
-        self._stage.check(True, "the file is to blame: the workers have their restarts back")
+        self.check(True, "the file is to blame: the workers have their restarts back")
         self._wait_until_healthy(*TAGGERS)
-        self._stage.check(True, "after their backoffs both taggers run again")
-        self._stage.command("nomarrctl jobs show music/deadly/crash.wav")
-        self._stage.quote(self._shorten(self._stage.ctl("jobs", "show", path)))
+        self.check(True, "after their backoffs both taggers run again")
+        self.command("nomarrctl jobs show music/deadly/crash.wav")
+        self.quote(self._shorten(self.ctl("jobs", "show", path)))
         name, run = _run_of(job["crashes"][0])
-        self._stage.command(f"nomarrctl why {name} --invocation {run[:8]}")
+        self.command(f"nomarrctl why {name} --invocation {run[:8]}")
         said = self._ask_why("in _decode_natively", name, "--invocation", run)
-        self._stage.quote(self._shorten(_sections(said, "The stacks", "Decision")))
-        place = "" if self._stage.lab.uid else ", and the place in the code"
-        self._stage.check("killed by SIGSEGV" in said, f"it names the signal{place}")
+        self.quote(self._shorten(_sections(said, "The stacks", "Decision")))
+        place = "" if self.lab.uid else ", and the place in the code"
+        self.check("killed by SIGSEGV" in said, f"it names the signal{place}")
 
     def hang(self) -> None:
-        self._stage.say("Another makes it wait for ever. The process lives, and so do its threads.")
+        self.say("Another makes it wait for ever. The process lives, and so do its threads.")
         [path] = self._list("deadly", "hang")
-        self._stage.command("nomarrctl jobs add --pool tag music/deadly/hang.wav")
+        self.command("nomarrctl jobs add --pool tag music/deadly/hang.wav")
         self._add(path)
-        death = self._stage.wait(
-            lambda: next(iter(self._stage.jobs("tag")["hang.wav"].get("crashes") or ()), None),
+        death = self.wait(
+            lambda: next(iter(self.jobs("tag")["hang.wav"].get("crashes") or ()), None),
             "the worker with hang.wav is caught",
             *TAGGERS,
         )
         name, run = _run_of(death)
-        self._stage.check(
+        self.check(
             self._tell_decision(name, run).kind == "watchdog",
             "systemd's watchdog ended it: it is told of progress, not of a live thread",
         )
-        self._stage.wait(
-            lambda: any("_wait_for_ever" in line for line in self._stage.said_by(name)),
+        self.wait(
+            lambda: any("_wait_for_ever" in line for line in self.said_by(name)),
             f"the journal has the stack of {name}",
             name,
         )
-        self._stage.check(True, "the journal has its stack, down to the line that waits")
-        self._stage.explain(
+        self.check(True, "the journal has its stack, down to the line that waits")
+        self.explain(
             "The file goes back into the queue; the next one to try it will be caught, too."
         )
 
     def fail(self) -> None:
-        self._stage.say(
-            "The scanner is broken and dies at once, again and again, since the beginning."
-        )
-        self._stage.wait(
-            lambda: self._stage.show("scan-0", "LoadState") == "masked",
+        self.say("The scanner is broken and dies at once, again and again, since the beginning.")
+        self.wait(
+            lambda: self.show("scan-0", "LoadState") == "masked",
             "scan-0 is masked",
             "scan-0",
         )
-        self._stage.wait(
-            lambda: self._stage.account("scan-0").failure_reason, "its reason", "scan-0"
-        )
-        account = self._stage.account("scan-0")
+        self.wait(lambda: self.account("scan-0").failure_reason, "its reason", "scan-0")
+        account = self.account("scan-0")
         delays = [each.delay_ms for each in account.records if each.action == "restart"]
-        self._stage.explain("its backoffs were " + ", ".join(f"{delay} ms" for delay in delays))
-        self._stage.check(
-            delays == [100, 200, 400, 800, 1600], "each twice the one before, five of them"
-        )
-        self._stage.check(
-            bool(account.failure_reason), f"then it was masked: {account.failure_reason}"
-        )
+        self.explain("its backoffs were " + ", ".join(f"{delay} ms" for delay in delays))
+        self.check(delays == [100, 200, 400, 800, 1600], "each twice the one before, five of them")
+        self.check(bool(account.failure_reason), f"then it was masked: {account.failure_reason}")
         self._tell_decision("scan-0", account.records[-1].invocation)
-        self._stage.command("nomarrctl why scan-0")
+        self.command("nomarrctl why scan-0")
         said = self._ask_why("reset --start scan-0", "scan-0")
-        self._stage.quote(self._shorten(_sections(said, "Decision", "What to do")))
-        self._stage.check(
+        self.quote(self._shorten(_sections(said, "Decision", "What to do")))
+        self.check(
             "exited with status 1" in said, "it says how it died, why it stays down, what to do"
         )
 
     def mend(self) -> None:
-        self._stage.say("Somebody mends the scanner.")
+        self.say("Somebody mends the scanner.")
         with open(f"{self._directory}/mended", "w", encoding="utf-8"):
             pass
-        self._stage.command("nomarrctl reset --start scan-0")
-        self._stage.ctl("reset", "--start", "scan-0")
+        self.command("nomarrctl reset --start scan-0")
+        self.ctl("reset", "--start", "scan-0")
         self._wait_until_healthy("scan-0")
-        self._stage.check(True, "it is unmasked, its counts begin again, it runs and is healthy")
+        self.check(True, "it is unmasked, its counts begin again, it runs and is healthy")
 
     def look_back(self) -> None:
-        self._stage.say("What became of it all.")
+        self.say("What became of it all.")
         self._wait_for_jobs(self._list("deadly"), "quarantined")
         self._wait_until_healthy(*TAGGERS, "scan-0")
-        self._stage.command("nomarrctl jobs list --pool tag")
-        self._stage.quote(self._stage.ctl("jobs", "list", "--pool", "tag").splitlines()[-1])
-        self._stage.command("nomarrctl status")
-        self._stage.quote(self._stage.ctl("status", check=False))
-        statuses = [job["status"] for job in self._stage.jobs("tag").values()]
+        self.command("nomarrctl jobs list --pool tag")
+        self.quote(self.ctl("jobs", "list", "--pool", "tag").splitlines()[-1])
+        self.command("nomarrctl status")
+        self.quote(self.ctl("status", check=False))
+        statuses = [job["status"] for job in self.jobs("tag").values()]
         counts = [len(self._list(kind)) for kind in ("songs", "broken", "deadly")]
-        self._stage.check(
+        self.check(
             [statuses.count(word) for word in ("done", "error", "quarantined")] == counts
             and len(statuses) == sum(counts),
             "every file has its end: none is lost, none is stuck, and all workers are well",
         )
 
     def stop(self) -> None:
-        self._stage.say("Everything is stopped.")
-        self._stage.lab.systemctl("stop", "nomarr-workers.target", timeout_s=120)
+        self.say("Everything is stopped.")
+        self.lab.systemctl("stop", "nomarr-workers.target", timeout_s=120)
         for name in (*TAGGERS, "scan-0"):
-            self._stage.wait(
-                lambda: self._stage.show(name, "ActiveState") == "inactive",  # noqa: B023
+            self.wait(
+                lambda: self.show(name, "ActiveState") == "inactive",  # noqa: B023
                 f"{name} is inactive",
                 name,
             )
-        self._stage.check(True, "all three have finished what they did and left")
+        self.check(True, "all three have finished what they did and left")
 
     def _list(self, kind: str, begins: str = "") -> list[str]:
         folder = f"{self._music}/{kind}"
@@ -265,40 +253,40 @@ class Story:
         return sorted(f"{folder}/{name}" for name in names if name.startswith(begins))
 
     def _add(self, *paths: str) -> None:
-        self._stage.ctl("jobs", "add", "--pool", "tag", *paths)
+        self.ctl("jobs", "add", "--pool", "tag", *paths)
 
     def _wait_for_jobs(self, paths: list[str], *statuses: str) -> dict[str, dict[str, Any]]:
         """The pool's jobs by name, once the named ones are in one of these states."""
         names = [os.path.basename(path) for path in paths]
 
         def look() -> dict[str, dict[str, Any]] | None:
-            jobs = self._stage.jobs("tag")
+            jobs = self.jobs("tag")
             ended = all(jobs[name]["status"] in statuses for name in names)
             return jobs if ended else None
 
         what = f"{', '.join(names[:3])}{' …' * (len(names) > 3)}: {' or '.join(statuses)}"
-        return self._stage.wait(look, what, *TAGGERS) or {}
+        return self.wait(look, what, *TAGGERS) or {}
 
     def _wait_until_healthy(self, *names: str) -> None:
         wanted = [parse_component(name).component_id for name in names]
 
         def look() -> bool:
-            health = self._stage.health()
+            health = self.health()
             return all(health.get(name) == "healthy" for name in wanted)
 
-        self._stage.wait(look, f"{', '.join(names)}: healthy", *names)
+        self.wait(look, f"{', '.join(names)}: healthy", *names)
 
     def _tell_decision(self, name: str, run: str) -> Record:
         """What is on record about a death; and what the journal has, where systemctl status
         shows it."""
-        said = self._stage.wait(
-            lambda: self._stage.decision(name, run),
+        said = self.wait(
+            lambda: self.decision(name, run),
             f"the decision about {name} is in the journal",
             name,
         )
-        self._stage.quote(said)
-        return self._stage.wait(
-            lambda: self._stage.account(name).find(run), f"the death of {name} is on record", name
+        self.quote(said)
+        return self.wait(
+            lambda: self.account(name).find(run), f"the death of {name} is on record", name
         )
 
     def _ask_why(self, names: str, *arguments: str) -> str:
@@ -306,10 +294,10 @@ class Story:
         user is told the rest."""
 
         def ask() -> str:
-            said = self._stage.ctl("why", *arguments)
-            return said if names in said or self._stage.lab.uid else ""
+            said = self.ctl("why", *arguments)
+            return said if names in said or self.lab.uid else ""
 
-        return self._stage.wait(ask, f"why names {names}", arguments[0])
+        return self.wait(ask, f"why names {names}", arguments[0])
 
     def _shorten(self, text: str) -> str:
         return text.replace(f"{self._directory}/", "")
