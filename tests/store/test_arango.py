@@ -93,7 +93,7 @@ class TestSchema:
             store.insert("meta", {"_key": "a"})
         store.insert("meta", {"_key": "a"})
         indexes = first.call("GET", f"/_db/{DATABASE}/_api/index?collection=job_crashes")
-        assert len(indexes.body["indexes"]) == 3
+        assert len(indexes.body["indexes"]) == 2
 
 
 class TestCredentials:
