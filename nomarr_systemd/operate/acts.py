@@ -178,12 +178,17 @@ def reset(
         _tell_supervisor(scope, workers)
         for pool in pools:
             forget_pool_failure(config.store, pool)
-        paused = [worker for worker in workers if start and act.holds.read(worker)]
-        started = [worker for worker in workers if start and worker not in paused]
+        held = {worker: act.holds.read(worker) for worker in workers}
+        started = [worker for worker in workers if start and not held[worker]]
         act.queue("start", started)
     act.add(workers, "reset", log=True)
     act.add(started, "reset-and-started", "reset and started")
-    act.add(paused, "paused", "reset, and not started: paused; nomarrctl resume lets it run")
+    for worker in workers if start else ():
+        if act.holds.is_paused(worker):
+            text = "reset, and not started: paused; nomarrctl resume lets it run"
+            act.add([worker], "paused", text)
+        elif held[worker]:
+            act.add([worker], "held", f"reset, and not started: {held[worker]}")
     return act.report()
 
 

@@ -176,6 +176,21 @@ def test_a_reset_of_a_paused_worker_leaves_it_paused(site: Installation) -> None
     assert site.lab.get("tag-0", "ActiveState") == "inactive"
 
 
+def test_a_hold_that_cannot_be_read_keeps_only_its_worker_down(site: Installation) -> None:
+    site.bring_up(2)
+    site.lab.stop("tag-0")
+    (site.state / "hold" / "tag-0").mkdir()
+    assert site.row()["state"] == "held"
+    assert "its hold cannot be read: Is a directory" in site.row()["held"]
+    said = site.ctl("reset", "tag-0", "--start")
+    assert "reset, and not started: its hold cannot be read" in said.stdout
+    site.crash("tag-1")
+    site.wait_until_healthy("tag-1")
+    (site.state / "hold" / "tag-0").rmdir()
+    site.good("restart", "tag-0")
+    site.wait_until_healthy("tag-0")
+
+
 def test_a_store_that_is_away_keeps_nobody_from_pausing(site: Installation) -> None:
     site.bring_up(1)
     (site.state / "ledger.db").unlink(missing_ok=True)
