@@ -24,7 +24,6 @@ sys.path.insert(0, str(ROOT))
 from nomarr_systemd import __version__  # noqa: E402  # the tree that is packaged, not an installed one
 from nomarr_systemd.cli.main import nomarrctl  # noqa: E402
 from nomarr_systemd.config import settings  # noqa: E402
-from nomarr_systemd.config.settings import MEANINGS  # noqa: E402
 from nomarr_systemd.config.unit_directives import OWNED  # noqa: E402
 from nomarr_systemd.config.values import Config, Pool  # noqa: E402
 
@@ -171,7 +170,7 @@ def list_settings() -> Iterator[str]:
         yield f"### {home}"
         for setting in keys:
             default = show_default(getattr(values[id(keys)], setting.key))
-            text = f"{sentence(MEANINGS[setting.key])} {sentence(f'{setting.wants()}; {default}')}"
+            text = f"{sentence(setting.help)} {sentence(f'{setting.wants()}; {default}')}"
             yield f"`{setting.key}`\n:   {escape(text)}"
 
 

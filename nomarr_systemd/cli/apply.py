@@ -1,5 +1,5 @@
-"""``nomarrctl apply``: make the machine as the configuration says. The difference is shown first;
-a mistake anywhere changes nothing.
+"""``nomarrctl apply``: bring units and workers in line with the configuration. The difference is
+shown first; a mistake anywhere changes nothing.
 """
 
 from __future__ import annotations
@@ -11,16 +11,10 @@ from typing import Any
 
 import click
 
-from nomarr_systemd.cli.common import (
-    Scope,
-    count,
-    echo_json,
-    examples,
-    json_option,
-    load_config,
-    printable,
-    who,
-)
+from nomarr_systemd.cli.common import echo_json, examples, json_option, printable
+from nomarr_systemd.cli.progress import Progress
+from nomarr_systemd.core.text import count
+from nomarr_systemd.host.scope import Scope, name_person
 from nomarr_systemd.operate.apply import Plan, carry_out, make_plan
 
 _COLOURS = {"+": "green", "-": "red", "@": "cyan"}
@@ -35,17 +29,19 @@ def apply(scope: Scope, dry_run: bool, as_json: bool) -> None:
 
     First the difference is shown: files as a unified diff, workers as a plan. Workers are
     restarted only if their own settings changed, after their job; those that are no longer
-    configured are stopped and leave nothing behind. Any mistake, and nothing is changed. If it
-    is cut off, run it again.
+    configured are stopped and removed. If the file has a mistake, nothing is changed. If apply is
+    interrupted, run it again.
     """
-    config = load_config(scope)
+    config = scope.read_file()
     plan = make_plan(scope, config)
     document = _to_json(plan, dry_run)  # before it is done: then nothing differs any more
     if not as_json:
         for line in _describe(plan):
             click.echo(line)
     if not dry_run:
-        carry_out(scope, plan, (lambda _text: None) if as_json else click.echo)
+        with Progress() as progress:
+            say = (lambda _text: None) if as_json else progress.say
+            carry_out(scope, plan, say, progress.tell)
     if as_json:
         echo_json(document)
     elif not dry_run:
@@ -57,7 +53,7 @@ def _to_json(plan: Plan, dry_run: bool) -> dict[str, Any]:
     changes = plan.changes
     return {
         "applied": not dry_run,
-        "by": who(),
+        "by": name_person(),
         "directory": changes.directory,
         "files": {
             "add": list(changes.add),

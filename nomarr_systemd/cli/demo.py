@@ -1,71 +1,17 @@
-"""``nomarrctl demo``: the tagger of examples/ meets good, broken and deadly files under a real,
-private systemd.
-
-Only the timings are shortened. Every claim is checked; the exit status is 0 only if all of them
-hold, and nothing is left behind.
-"""
+"""``nomarrctl demo``: the story of ``demo.story`` on the terminal."""
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
 import signal
 import sys
 import time
-from typing import Any, Final
 
 import click
 
-from nomarr_systemd.core.ids import parse_component
-from nomarr_systemd.core.ledger_record import Record
-from nomarr_systemd.demo.lab import Lab, go_where_a_lab_can_be
-from nomarr_systemd.demo.stage import Stage, check, command, explain, quote, say
-from nomarr_systemd.systemd.unit_files import find_data
-
-SCAN = """\
-#!/bin/sh
-# Broken until somebody mends it.
-[ -e "$DEMO_MENDED" ] || { echo "cannot find the music library" >&2; exit 1; }
-exec 3>"$NOMARR_HEALTH_PIPE"
-systemd-notify --ready
-while printf 'HEALTH|{"component_id":"%s","status":"healthy"}\\n' "$NOMARR_COMPONENT_ID" >&3; do
-    sleep 0.5 3>&-
-    systemd-notify WATCHDOG=1
-done
-exit 75
-"""
-# A hang is caught after 2 to 4 seconds; a job that only waits for a slow disk is not.
-CONFIG = """\
-[policy]
-backoff_base_s = 0.5
-backoff_jitter = 0
-
-[health]
-frame_interval_s = 0.2
-stall_timeout_s = 2
-
-[pool.tag]
-workers = 2
-entrypoint = "tagger:Tagger"
-watchdog_s = 2
-crash_policy = "restart-requeue-in-flight"
-
-[pool.tag.unit]
-Environment = ["PYTHONPATH={directory}/tagger"]
-LimitCORE = 0
-
-[pool.scan]
-command = ["{directory}/scan"]
-
-[pool.scan.policy]
-backoff_base_s = 0.1
-
-[pool.scan.unit]
-Environment = ["DEMO_MENDED={directory}/mended"]
-"""
-TAGGERS: Final = ("tag-0", "tag-1")
-LINES: Final = 5  # shown of each section of what ``why`` says
+from nomarr_systemd.cli.common import printable
+from nomarr_systemd.demo.lab import go_where_a_lab_can_be
+from nomarr_systemd.demo.stage import Kind
+from nomarr_systemd.demo.story import tell
 
 
 @click.command()
@@ -77,265 +23,24 @@ def demo() -> None:
     leaves nothing behind. Every line with a tick was checked; exit status 0 says that all held.
     """
     go_where_a_lab_can_be([sys.executable, *sys.orig_argv[1:]])
-    # Also who ends us in other ways than Ctrl-C is to find nothing left.
+    # Other signals than that of Ctrl-C are to leave nothing behind, too.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     started = time.monotonic()
-    say("A private systemd is started; that of this machine is left alone.")
-    with Lab() as lab:
-        directory = lab.directory
-        story = Story(lab)
-        story.begin()
-        story.tag()
-        story.crash()
-        story.hang()
-        story.fail()
-        story.mend()
-        story.look_back()
-        story.stop()
-    check(not os.path.exists(directory), "everything was torn down, nothing is left")
+    tell(_show)
     click.echo(f"\nAll of it was checked, in {time.monotonic() - started:.0f} s.")
 
 
-class Story:
-    """What happens, one chapter each."""
-
-    def __init__(self, lab: Lab) -> None:
-        self._directory = lab.directory
-        self._music = f"{lab.directory}/music"
-        self._stage = Stage(lab, f"{lab.directory}/nomarr.toml")
-
-    def begin(self) -> None:
-        directory = self._directory
-        shutil.copytree(
-            os.path.join(find_data("examples"), "tagger"),
-            f"{directory}/tagger",
-            ignore=shutil.ignore_patterns("__pycache__"),
-        )
-        for name, text in (("scan", SCAN), ("nomarr.toml", CONFIG)):
-            with open(f"{directory}/{name}", "w", encoding="utf-8") as file:
-                file.write(text.replace("{directory}", directory))
-        os.chmod(f"{directory}/scan", 0o755)  # noqa: S103 (a program is to be run)
-        self._stage.lab.run(
-            [sys.executable, "-B", f"{directory}/tagger/make_music.py", self._music]
-        )
-        explain("nomarr.toml asks for two music taggers and a library scanner.")
-        command("nomarrctl apply")
-        self._stage.ctl("apply")
-        self._wait_until_healthy(*TAGGERS)
-        check(True, "two taggers are running, and say on their pipes that they are healthy")
-
-    def tag(self) -> None:
-        say("A folder of music is to be tagged: loudness and brightness of each file.")
-        songs, broken = (self._list(kind) for kind in ("songs", "broken"))
-        command("nomarrctl jobs add --pool tag music/songs/* music/broken/*")
-        self._add(*songs, *broken)
-        jobs = self._wait_for_jobs([*songs, *broken], "done", "error")
-        tags = {os.path.basename(path): _read_tags(path) for path in songs}
-        for name in ("sine-1000.wav", "chirp-200-4000.wav", "noise.wav"):
-            found = tags[name]
-            explain(f"{name:<19} {found['loudness_dbfs']:>6} dBFS {found['centroid_hz']:>7} Hz")
-        check(
-            all(jobs[name]["status"] == "done" for name in tags),
-            f"{len(tags)} files are tagged, each in a file beside it",
-        )
-        sine = tags["sine-1000.wav"]
-        check(
-            sine["loudness_dbfs"] == -3.01 and abs(sine["centroid_hz"] - 1000) < 10,
-            "a sine of 1 kHz has its centre at 1 kHz and 3 dB less than the loudest sound",
-        )
-        for path in broken:
-            name = os.path.basename(path)
-            explain(f"{name:<19} {jobs[name]['error']['message']}")
-        check(
-            all(jobs[os.path.basename(path)]["error"]["type"] == "NonFatal" for path in broken),
-            f"{len(broken)} broken files failed their own jobs, and nothing else",
-        )
-
-    def crash(self) -> None:
-        say("One file crashes whoever decodes it: a bug in a library, SIGSEGV.")
-        [path] = self._list("deadly", "crash")
-        command("nomarrctl jobs add --pool tag music/deadly/crash.wav")
-        self._add(path)
-        job = self._wait_for_jobs([path], "quarantined")["crash.wav"]
-        codes = [self._tell_decision(*_run_of(death)).code for death in job["crashes"]]
-        check(
-            codes == [-signal.SIGSEGV] * 2,
-            "it killed a worker, was tried once more, killed again, and is set aside",
-        )
-        for name, run in map(_run_of, job["crashes"]):
-            self._stage.wait(
-                lambda: self._stage.account(name).find(run, ["refund"]),  # noqa: B023
-                f"{name} has its restart back",
-                name,
-            )
-        check(True, "the file is to blame: the workers have their restarts back")
-        self._wait_until_healthy(*TAGGERS)
-        check(True, "after their backoffs both taggers run again")
-        command("nomarrctl jobs show music/deadly/crash.wav")
-        quote(self._shorten(self._stage.ctl("jobs", "show", path)))
-        name, run = _run_of(job["crashes"][0])
-        command(f"nomarrctl why {name} --invocation {run[:8]}")
-        said = self._ask_why("in _decode_natively", name, "--invocation", run)
-        quote(self._shorten(_sections(said, "The stacks", "Decision")))
-        place = "" if self._stage.lab.uid else ", and the place in the code"
-        check("killed by SIGSEGV" in said, f"it names the signal{place}")
-
-    def hang(self) -> None:
-        say("Another makes it wait for ever. The process lives, and so do its threads.")
-        [path] = self._list("deadly", "hang")
-        command("nomarrctl jobs add --pool tag music/deadly/hang.wav")
-        self._add(path)
-        death = self._stage.wait(
-            lambda: next(iter(self._stage.jobs("tag")["hang.wav"].get("crashes") or ()), None),
-            "the worker with hang.wav is caught",
-            *TAGGERS,
-        )
-        name, run = _run_of(death)
-        check(
-            self._tell_decision(name, run).kind == "watchdog",
-            "systemd's watchdog ended it: it is told of progress, not of a live thread",
-        )
-        self._stage.wait(
-            lambda: any("_wait_for_ever" in line for line in self._stage.said_by(name)),
-            f"the journal has the stack of {name}",
-            name,
-        )
-        check(True, "the journal has its stack, down to the line that waits")
-        explain("The file goes back into the queue; the next one to try it will be caught, too.")
-
-    def fail(self) -> None:
-        say("The scanner is broken and dies at once, again and again, since the beginning.")
-        self._stage.wait(
-            lambda: self._stage.show("scan-0", "LoadState") == "masked",
-            "scan-0 is masked",
-            "scan-0",
-        )
-        self._stage.wait(
-            lambda: self._stage.account("scan-0").failure_reason, "its reason", "scan-0"
-        )
-        account = self._stage.account("scan-0")
-        delays = [each.delay_ms for each in account.records if each.action == "restart"]
-        explain("its backoffs were " + ", ".join(f"{delay} ms" for delay in delays))
-        check(delays == [100, 200, 400, 800, 1600], "each twice the one before, five of them")
-        check(bool(account.failure_reason), f"then it was masked: {account.failure_reason}")
-        self._tell_decision("scan-0", account.records[-1].invocation)
-        command("nomarrctl why scan-0")
-        said = self._ask_why("reset --start scan-0", "scan-0")
-        quote(self._shorten(_sections(said, "Decision", "What to do")))
-        check("exited with status 1" in said, "it says how it died, why it stays down, what to do")
-
-    def mend(self) -> None:
-        say("Somebody mends the scanner.")
-        with open(f"{self._directory}/mended", "w", encoding="utf-8"):
-            pass
-        command("nomarrctl reset --start scan-0")
-        self._stage.ctl("reset", "--start", "scan-0")
-        self._wait_until_healthy("scan-0")
-        check(True, "it is unmasked, its counts begin again, it runs and is healthy")
-
-    def look_back(self) -> None:
-        say("What became of it all.")
-        self._wait_for_jobs(self._list("deadly"), "quarantined")
-        self._wait_until_healthy(*TAGGERS, "scan-0")
-        command("nomarrctl jobs list --pool tag")
-        quote(self._stage.ctl("jobs", "list", "--pool", "tag").splitlines()[-1])
-        command("nomarrctl status")
-        quote(self._stage.ctl("status", check=False))
-        statuses = [job["status"] for job in self._stage.jobs("tag").values()]
-        counts = [len(self._list(kind)) for kind in ("songs", "broken", "deadly")]
-        check(
-            [statuses.count(word) for word in ("done", "error", "quarantined")] == counts
-            and len(statuses) == sum(counts),
-            "every file has its end: none is lost, none is stuck, and all workers are well",
-        )
-
-    def stop(self) -> None:
-        say("Everything is stopped.")
-        self._stage.lab.systemctl("stop", "nomarr-workers.target", timeout_s=120)
-        for name in (*TAGGERS, "scan-0"):
-            self._stage.wait(
-                lambda: self._stage.show(name, "ActiveState") == "inactive",  # noqa: B023
-                f"{name} is inactive",
-                name,
-            )
-        check(True, "all three have finished what they did and left")
-
-    def _list(self, kind: str, begins: str = "") -> list[str]:
-        folder = f"{self._music}/{kind}"
-        names = (name for name in os.listdir(folder) if not name.endswith(".json"))
-        return sorted(f"{folder}/{name}" for name in names if name.startswith(begins))
-
-    def _add(self, *paths: str) -> None:
-        self._stage.ctl("jobs", "add", "--pool", "tag", *paths)
-
-    def _wait_for_jobs(self, paths: list[str], *statuses: str) -> dict[str, dict[str, Any]]:
-        """The pool's jobs by name, once those that are named have ended so."""
-        names = [os.path.basename(path) for path in paths]
-
-        def look() -> dict[str, dict[str, Any]] | None:
-            jobs = self._stage.jobs("tag")
-            ended = all(jobs[name]["status"] in statuses for name in names)
-            return jobs if ended else None
-
-        what = f"{', '.join(names[:3])}{' …' * (len(names) > 3)}: {' or '.join(statuses)}"
-        return self._stage.wait(look, what, *TAGGERS) or {}
-
-    def _wait_until_healthy(self, *names: str) -> None:
-        wanted = [parse_component(name).component_id for name in names]
-
-        def look() -> bool:
-            health = self._stage.health()
-            return all(health.get(name) == "healthy" for name in wanted)
-
-        self._stage.wait(look, f"{', '.join(names)}: healthy", *names)
-
-    def _tell_decision(self, name: str, run: str) -> Record:
-        """What is on record about a death; and what the journal has, where systemctl status
-        shows it."""
-        said = self._stage.wait(
-            lambda: self._stage.decision(name, run),
-            f"the decision about {name} is in the journal",
-            name,
-        )
-        quote(said)
-        return self._stage.wait(
-            lambda: self._stage.account(name).find(run), f"the death of {name} is on record", name
-        )
-
-    def _ask_why(self, names: str, *arguments: str) -> str:
-        """What ``why`` says, once the journal has what it is to name. The lab's is root's: a plain
-        user is told the rest."""
-
-        def ask() -> str:
-            said = self._stage.ctl("why", *arguments)
-            return said if names in said or self._stage.lab.uid else ""
-
-        return self._stage.wait(ask, f"why names {names}", arguments[0])
-
-    def _shorten(self, text: str) -> str:
-        return text.replace(f"{self._directory}/", "")
-
-
-def _run_of(death: dict[str, str]) -> tuple[str, str]:
-    """Whose and which: the worker's name and its invocation."""
-    return parse_component(death["component_id"]).instance, death["invocation"]
-
-
-def _read_tags(path: str) -> dict[str, Any]:
-    with open(f"{path}.tags.json", encoding="utf-8") as file:
-        tags: dict[str, Any] = json.load(file)
-    return tags
-
-
-def _sections(report: str, *wanted: str) -> str:
-    """The head of what ``why`` says, the facts, and of its sections those that are wanted."""
-    head, facts, *rest = report.strip().split("\n\n")
-    kept = [head, facts]
-    for section in rest:
-        title, *lines = section.split("\n")
-        if title.startswith(wanted):
-            # Of several threads the one that it happened in.
-            at = next((n for n, line in enumerate(lines) if "Current thread" in line), 0)
-            kept += [title, *lines[at : at + LINES], *["  …"] * (at + LINES < len(lines))]
-    return "\n".join(kept)
+def _show(kind: Kind, text: str) -> None:
+    match kind:
+        case "chapter":
+            click.echo("\n" + click.style(text, bold=True, fg="cyan"))
+        case "text":
+            click.echo(f"  {text}")
+        case "command":
+            click.echo("  " + click.style(f"$ {text}", bold=True))
+        case "answer":
+            for line in printable(text).rstrip().split("\n"):
+                click.echo("  " + click.style(f"│ {line}".rstrip(), fg="yellow"))
+        case "tick":
+            click.echo(click.style(f"  ✓ {text}", fg="green"))

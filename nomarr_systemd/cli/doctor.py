@@ -6,7 +6,9 @@ from collections.abc import Iterator, Sequence
 
 import click
 
-from nomarr_systemd.cli.common import Scope, count, echo_json, examples, json_option, printable
+from nomarr_systemd.cli.common import echo_json, examples, json_option, printable
+from nomarr_systemd.core.text import count
+from nomarr_systemd.host.scope import Scope
 from nomarr_systemd.operate.doctor import Finding, examine
 
 _SIGNS = {"ok": ("✓", "green"), "warn": ("!", "yellow"), "bad": ("✗", "red")}

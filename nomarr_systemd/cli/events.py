@@ -1,4 +1,4 @@
-"""``nomarrctl events``: what the supervisor tells, and what was decided, as readable lines."""
+"""``nomarrctl events``: events of the supervisor and decisions of the controller, as lines."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from typing import Any
 
 import click
 
-from nomarr_systemd.cli.common import Scope
+from nomarr_systemd.core.json import get_objects
 from nomarr_systemd.core.text import clean
+from nomarr_systemd.host.scope import Scope
 from nomarr_systemd.live import client
 from nomarr_systemd.live.protocol import Patterns
 from nomarr_systemd.systemd.journal import MESSAGE_IDS
@@ -26,14 +27,16 @@ _COLOURS = {"healthy": "green", "crashed": "red", "failed": "red", "error": "red
 
 
 @click.command()
-@click.option("--follow", "-f", is_flag=True, help="Go on with what happens, until Ctrl-C.")
+@click.option(
+    "--follow", "-f", is_flag=True, help="Stay, and show events as they happen, until Ctrl-C."
+)
 @click.option(
     "--topic",
     "topics",
     multiple=True,
     metavar="TOPIC",
-    help="Only these, * for any part: worker:tag:0:status, worker:*:status, system:health. May be"
-    " given again.",
+    help="Only these, * for any part: worker:tag:0:status, worker:*:status, system:health"
+    " (repeatable).",
 )
 @click.option(
     "--lines",
@@ -41,15 +44,16 @@ _COLOURS = {"healthy": "green", "crashed": "red", "failed": "red", "error": "red
     type=click.IntRange(0),
     default=10,
     show_default=True,
-    help="So many past decisions first.",
+    metavar="N",
+    help="Show the last N decisions first.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object in each line.")
 @click.pass_obj
 def events(scope: Scope, follow: bool, topics: tuple[str, ...], lines: int, as_json: bool) -> int:
     """Show the last decisions and, with --follow, everything that happens from now on.
 
-    The supervisor tells of health and crashes; the controller's decisions are in the journal.
-    Without the supervisor only those are shown, and the exit status is 3.
+    Health and crashes come from the supervisor, decisions of the controller from the journal.
+    Without the supervisor only decisions are shown, and the exit status is 3.
     """
     wanted = list(topics or DEFAULT_TOPICS)
     patterns = Patterns(wanted)
@@ -85,9 +89,9 @@ def _say_alone(reason: str) -> None:
 
 
 def _list_topics(scope: Scope, patterns: Patterns) -> set[str]:
-    """What the supervisor will show first to somebody who wants these."""
-    workers = client.ask(scope.paths.live, {"op": "snapshot"}).get("workers", [])
-    names = [worker.get("component") for worker in workers if isinstance(worker, dict)]
+    """The topics of these patterns for which the supervisor sends a snapshot first."""
+    workers = get_objects(client.ask(scope.paths.live, {"op": "snapshot"}), "workers")
+    names = [worker.get("component") for worker in workers]
     topics = {f"{name}:{what}" for name in names for what in ("status", "frames")}
     return {topic for topic in (*topics, "system:health") if patterns.match(topic)}
 
@@ -95,7 +99,7 @@ def _list_topics(scope: Scope, patterns: Patterns) -> set[str]:
 def _show_feed(
     feed: Iterator[dict[str, Any]], patterns: Patterns, expected: set[str] | None, *, as_json: bool
 ) -> None:
-    """All that comes; or, if something is ``expected``, until all of that has come."""
+    """Show events: without end, or until all ``expected`` topics have come."""
     for event in feed:
         if event.get("ok") is False:
             raise click.ClickException(clean(str(event.get("error", "refused")), 300))
@@ -107,7 +111,7 @@ def _show_feed(
 
 
 def _terms(scope: Scope) -> Terms:
-    """Our controller's entries: anybody may send a MESSAGE_ID, but not under its uid."""
+    """Matches for our controller's entries: any user can send a MESSAGE_ID, but not its uid."""
     uid = os.getuid() if scope.user else 0
     return [[f"_UID={uid}", f"MESSAGE_ID={message_id}"] for message_id in MESSAGE_IDS.values()]
 
@@ -167,8 +171,7 @@ def describe(event: dict[str, Any]) -> str:
 
 def _describe_outcome(outcome: dict[str, Any]) -> str:
     """What became of the jobs of a worker that died, and of its pool."""
-    settled = outcome.get("settled")
-    jobs = [each for each in settled if isinstance(each, dict)] if isinstance(settled, list) else []
+    jobs = get_objects(outcome, "settled")
     parts = [f"{each.get('path')} is {each.get('status')}" for each in jobs]
     if outcome.get("fail_pool"):
         parts.append(f"the pool has failed: {outcome['fail_pool']}")

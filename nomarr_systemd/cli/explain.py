@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 
 import click
 
-from nomarr_systemd.cli.common import clean, count
+from nomarr_systemd.cli.common import clean
 from nomarr_systemd.core.account import Account
 from nomarr_systemd.core.ids import Component
 from nomarr_systemd.core.ledger_record import Record
 from nomarr_systemd.core.policy import Rules
 from nomarr_systemd.core.simulate import Ahead, look_ahead, window_ages
-from nomarr_systemd.core.text import describe_ms
+from nomarr_systemd.core.text import count, describe_ms
 from nomarr_systemd.core.time import Moment
 from nomarr_systemd.operate.overview import crash_word
 
@@ -21,7 +21,7 @@ _MAX_AHEAD = 8  # decisions told one by one
 
 
 class Explanation(NamedTuple):
-    """Where a worker stands with its policy."""
+    """A worker's window, and what its next failures would get."""
 
     worker: Component
     rules: Rules

@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-import json
-import re
-import shutil
-import sys
-import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import click
 
-from nomarr_systemd.cli.common import Scope, printable
+from nomarr_systemd.cli.common import echo_json, printable
+from nomarr_systemd.cli.since import parse_since, since_option
+from nomarr_systemd.cli.table import Table, width_of_terminal
 from nomarr_systemd.core.death import name_signal
-from nomarr_systemd.core.errors import BadName
 from nomarr_systemd.core.ids import Component, parse_component
 from nomarr_systemd.core.ledger_record import Record
 from nomarr_systemd.core.text import describe_ms
+from nomarr_systemd.host import clock
+from nomarr_systemd.host.scope import Scope
 
 SCHEMA = "nomarr.history/1"
-_UNITS_S = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
-_DURATION = re.compile(r"([0-9]{1,9}) ?(s|min|m|h|d|w)")
 _COLOURS = {"fail": "red", "restart": "yellow"}
 HEADS = (
     *("WHEN", "WORKER", "RUN", "HOW", "DECISION", "DELAY", "WINDOW", "LIFETIME", "EFFECT"),
     "BY",
 )
 DISPENSABLE = ("EFFECT", "LIFETIME", "WINDOW", "DELAY")  # where the terminal is too narrow
-_FORMATS = ("%Y-%m-%d", "%Y-%m-%d %H:%M", "%Y-%m-%d %H:%M:%S", "%H:%M")
 
 
 class Item(NamedTuple):
@@ -38,11 +33,18 @@ class Item(NamedTuple):
 
 @click.command()
 @click.argument("component", required=False)
-@click.option("--since", metavar="WHEN", help="30min, 2h, 3d; or 2026-11-16, '2026-11-16 03:00'.")
+@since_option
 @click.option(
-    "--limit", type=click.IntRange(1), default=50, show_default=True, help="The newest so many."
+    "--limit",
+    type=click.IntRange(1),
+    default=50,
+    show_default=True,
+    help="Show at most N records, newest first.",
+    metavar="N",
 )
-@click.option("--json", "as_json", is_flag=True, help="For scripts: schema nomarr.history/1.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print JSON, for scripts: schema nomarr.history/1."
+)
 @click.pass_obj
 def history(
     scope: Scope, component: str | None, since: str | None, limit: int, as_json: bool
@@ -52,15 +54,15 @@ def history(
     WINDOW and LIFETIME are restarts used and allowed as they were before the decision. The ledger
     keeps the last hundred records of each worker. nomarrctl why --invocation RUN tells more.
     """
-    from nomarr_systemd.postmortem.witnesses import check_known, list_published, read_account
+    from nomarr_systemd.postmortem.witnesses import check_known, list_workers, read_account
 
-    since_ms = parse_since(since, time.time()) if since else 0
+    since_ms = parse_since(since, clock.now().wall_ms) if since is not None else 0
     notes: list[str] = []
     if component is not None:
         workers = [parse_component(component)]
         check_known(scope.paths, None, workers[0])
     else:
-        workers = sorted(list_published(scope.paths, notes))
+        workers = sorted(list_workers(scope.paths, notes))
     items = [
         Item(worker, record)
         for worker in workers
@@ -70,7 +72,7 @@ def history(
     items.sort(key=lambda item: (item.record.wall_ms, item.component, item.record.attempt))
     shown = items[-limit:]
     if as_json:
-        click.echo(json.dumps(_to_json(shown, notes), indent=2))
+        echo_json(_to_json(shown, notes))
         return
     for note in notes:
         click.secho(printable(note), fg="yellow", err=True)
@@ -80,30 +82,6 @@ def history(
     _draw(shown)
     if len(items) > limit:
         click.echo(f"{len(items) - limit} older ones are not shown: --limit shows more.", err=True)
-
-
-def parse_since(text: str, now_s: float) -> int:
-    """A moment in wall time, in milliseconds: so long ago, or a date and time of this machine."""
-    import datetime
-
-    if match := _DURATION.fullmatch(text.strip()):
-        return int((now_s - int(match[1]) * _UNITS_S[match[2]]) * 1000)
-    for form in _FORMATS:
-        try:
-            moment = datetime.datetime.strptime(text.strip(), form)  # noqa: DTZ007  made local below
-        except ValueError:
-            continue
-        if form == "%H:%M":
-            today = datetime.datetime.fromtimestamp(now_s).astimezone()
-            moment = moment.replace(year=today.year, month=today.month, day=today.day)
-        try:
-            return int(moment.astimezone().timestamp() * 1000)
-        except (OverflowError, ValueError):
-            break
-    raise BadName(
-        f"--since {printable(text)[:60]}: this is no time",
-        hint="write 30min, 2h or 3d, or 2026-11-16, or '2026-11-16 03:00'",
-    )
 
 
 def _to_json(items: list[Item], notes: list[str]) -> dict[str, Any]:
@@ -120,19 +98,17 @@ def _to_json(items: list[Item], notes: list[str]) -> dict[str, Any]:
 
 
 def _draw(items: list[Item]) -> None:
-    rows = [HEADS, *(tuple(printable(text) for text in _cells(item)) for item in items)]
+    rows = [tuple(printable(text) for text in _cells(item)) for item in items]
+    table = Table(HEADS, rows)
     # A column that says nothing is left out.
-    columns = [n for n in range(len(HEADS)) if any(row[n] not in ("", "-") for row in rows[1:])]
-    widths = {n: max(len(row[n]) for row in rows) for n in columns}
-    if sys.stdout.isatty():
-        room = shutil.get_terminal_size().columns
-        for head in DISPENSABLE:
-            if sum(widths[n] + 2 for n in columns) - 2 > room:
-                columns = [n for n in columns if HEADS[n] != head]
-    for number, row in enumerate(rows):
-        line = "  ".join(row[n].ljust(widths[n]) for n in columns).rstrip()
-        colour = _COLOURS.get(items[number - 1].record.action) if number else None
-        click.echo(click.style(line, fg=colour, bold=True if not number else None))
+    empty = [head for n, head in enumerate(HEADS) if all(row[n] in ("", "-") for row in rows)]
+    table.leave_out(empty)
+    for head in DISPENSABLE:
+        if table.width > width_of_terminal():
+            table.leave_out([head])
+    click.echo(table.head())
+    for item, row in zip(items, rows, strict=True):
+        click.echo(click.style(table.row(row).rstrip(), fg=_COLOURS.get(item.record.action)))
 
 
 def _cells(item: Item) -> Iterator[str]:
@@ -155,7 +131,7 @@ def _cells(item: Item) -> Iterator[str]:
 
 
 def _name_death(record: Record) -> str:
-    """A death in two words."""
+    """A death in one or two words."""
     if record.kind in ("signal", "core-dump") and record.code < 0:
         dumped = ", core" if record.kind == "core-dump" else ""
         return f"SIG{name_signal(-record.code)}{dumped}"

@@ -1,4 +1,7 @@
-"""``nomarrctl jobs``: the queue of a pool, as its operator fills, sees and mends it."""
+"""``nomarrctl jobs``: fill, list and mend the queues of the pools.
+
+The store is the one that was applied: workers look nowhere else.
+"""
 
 from __future__ import annotations
 
@@ -6,28 +9,33 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import closing
 from itertools import islice
 from typing import Any, BinaryIO, Final
 
 import click
 
-from nomarr_systemd.cli.common import Scope, load_config, printable
-from nomarr_systemd.config.store_url import SqliteUrl, parse_store_url
+from nomarr_systemd.cli.common import (
+    echo_json,
+    json_option,
+    note_difference,
+    printable,
+    read_applied_and_compare,
+)
 from nomarr_systemd.config.values import Config
-from nomarr_systemd.core.errors import BadName, NomarrError
+from nomarr_systemd.core.errors import NomarrError
 from nomarr_systemd.core.job import STATUSES, Doc, Status, path_of
-from nomarr_systemd.core.text import ask_for, describe_ms, quote
+from nomarr_systemd.core.json import get_objects, get_text
+from nomarr_systemd.core.text import describe_ms
+from nomarr_systemd.host.scope import Scope
 from nomarr_systemd.jobs import queue
-from nomarr_systemd.jobs.settlement import clear_pool
-from nomarr_systemd.store.open import open_work_store
+from nomarr_systemd.operate.choose import choose_pool
+from nomarr_systemd.operate.job_store import open_as_owner
 from nomarr_systemd.store.protocol import Store
 
 DAY_MS: Final = 86_400_000
 COLOURS: Final = {"done": "green", "error": "red", "quarantined": "magenta", "running": "cyan"}
 
-_as_json = click.option("--json", "as_json", is_flag=True, help="For scripts.")
-_pool = click.option("--pool", metavar="POOL", help="Not needed where there is only one pool.")
+_pool = click.option("--pool", metavar="POOL", help="The pool; not needed if there is only one.")
 
 
 @click.group()
@@ -42,13 +50,16 @@ def jobs() -> None:
 @jobs.command()
 @click.argument("paths", nargs=-1, metavar="PATH…", type=click.Path(allow_dash=True))
 @click.option(
-    "--from-file", metavar="FILE", type=click.Path(allow_dash=True), help="A path a line."
+    "--from-file",
+    metavar="FILE",
+    type=click.Path(allow_dash=True),
+    help="Read paths from FILE, one in each line.",
 )
 @click.option(
     "-0", "--null", is_flag=True, help="Paths in FILE end in NUL, as find -print0 writes."
 )
 @_pool
-@_as_json
+@json_option
 @click.pass_obj
 def add(
     scope: Scope,
@@ -64,8 +75,8 @@ def add(
 
         find /srv/music -name '*.flac' -print0 | nomarrctl jobs add -0 -
     """
-    config = load_config(scope)
-    name = _choose_pool(config, pool)
+    config, differs = _read_config(scope, as_json)
+    name = choose_pool(config, pool)
     sources = [from_file] if from_file else []
     given = [path for path in paths if path != "-"]
     sources += ["-"] if len(given) < len(paths) else []
@@ -77,7 +88,7 @@ def add(
         if shows:
             click.echo(f"\r{seen} paths, {new} of them new …", err=True, nl=False)
 
-    files = [_open_source(source) for source in sources]  # as who we still are
+    files = [_open_source(source) for source in sources]  # before we become the store's owner
 
     def all_paths() -> Iterator[str]:
         yield from given
@@ -85,50 +96,63 @@ def add(
             with file:
                 yield from _read_paths(file, null=null)
 
-    with _open(config) as store:
+    with open_as_owner(config.store) as store:
         whole = (os.path.abspath(path) if path else path for path in all_paths())
         seen, new = queue.add(store, name, whole, on_page=show)
     if shows and seen:
         click.echo(err=True)
     if as_json:
-        click.echo(json.dumps({"pool": name, "paths": seen, "added": new}))
+        document = {"pool": name, "paths": seen, "added": new, "file_differs": differs}
+        click.echo(json.dumps(document))
     else:
         known = f", {seen - new} were there already" if seen > new else ""
         click.echo(f"{new} jobs were added to {name}{known}.")
 
 
 @jobs.command("list")
-@click.option("--status", type=click.Choice(STATUSES), help="Only those that are so.")
-@click.option("--limit", default=50, show_default=True, type=click.IntRange(0), help="0: all.")
+@click.option(
+    "--status",
+    "statuses",
+    type=click.Choice(STATUSES),
+    multiple=True,
+    help="Only jobs in this state (repeatable).",
+)
+@click.option(
+    "--limit",
+    default=50,
+    show_default=True,
+    type=click.IntRange(0),
+    metavar="N",
+    help="List at most N jobs; 0: all.",
+)
 @_pool
-@_as_json
+@json_option
 @click.pass_obj
 def list_jobs(
-    scope: Scope, status: Status | None, limit: int, pool: str | None, as_json: bool
+    scope: Scope, statuses: tuple[Status, ...], limit: int, pool: str | None, as_json: bool
 ) -> None:
     """List jobs, and how many there are of each status."""
-    config = load_config(scope)
-    names = [_choose_pool(config, pool)] if pool else [each.name for each in config.pools]
-    with _open(config) as store:
+    config, differs = _read_config(scope, as_json)
+    names = [choose_pool(config, pool)] if pool else [each.name for each in config.pools]
+    with open_as_owner(config.store) as store:
         counts = {name: queue.count(store, name) for name in names}
-        found = (doc for name in names for doc in queue.walk(store, name, status))
+        found = (
+            doc
+            for name in names
+            for status in statuses or STATUSES
+            for doc in queue.walk(store, name, status)
+        )
         docs = list(islice(found, limit or None))
     if as_json:
-        click.echo(
-            json.dumps({"counts": counts, "jobs": [_to_json(doc) for doc in docs]}, indent=2)
-        )
+        found_jobs = [_to_json(doc) for doc in docs]
+        echo_json({"counts": counts, "jobs": found_jobs, "file_differs": differs})
         return
     for doc in docs:
         click.echo(_draw(doc))
     for name in names:
         parts = ", ".join(f"{number} {word}" for word, number in counts[name].items() if number)
         click.echo(click.style(f"{name}: {parts or 'no jobs'}", bold=True))
-    wanted = sum(
-        number
-        for each in counts.values()
-        for word, number in each.items()
-        if status in (None, word)
-    )
+    wanted = sum(each[status] for each in counts.values() for status in statuses or STATUSES)
     if len(docs) < wanted:
         click.echo(f"{wanted - len(docs)} more; --limit 0 lists them all.")
 
@@ -136,15 +160,15 @@ def list_jobs(
 @jobs.command()
 @click.argument("job")
 @_pool
-@_as_json
+@json_option
 @click.pass_obj
 def show(scope: Scope, job: str, pool: str | None, as_json: bool) -> None:
     """Show one JOB, by its key or its path: its result, its error, the workers it killed."""
-    config = load_config(scope)
-    with _open(config) as store:
+    config, _ = _read_config(scope, as_json)
+    with open_as_owner(config.store) as store:
         doc = _find(store, config, job, pool)
     if as_json:
-        click.echo(json.dumps(_to_json(doc), indent=2))
+        echo_json(_to_json(doc))
         return
     click.echo(_draw(doc))
     click.echo(f"  key       {doc['_key']}")
@@ -156,10 +180,10 @@ def show(scope: Scope, job: str, pool: str | None, as_json: bool) -> None:
                 value = f"{value.get('type')}: {value.get('message')}"
             text = value if isinstance(value, str) else json.dumps(value)
             click.echo(f"  {title:<9} {printable(text)}")
-    for each in doc.get("crashes") or ():
+    for each in get_objects(doc, "crashes"):
         click.echo(
-            f"  killed    {each['component_id']} ({printable(each['cause'])})"
-            f" in the run {each['invocation']}"
+            f"  killed    {get_text(each, 'component_id')} ({printable(get_text(each, 'cause'))})"
+            f" in the run {get_text(each, 'invocation')}"
         )
     if doc["status"] == "quarantined":
         click.echo("To let it run again: nomarrctl jobs quarantine release " + doc["_key"])
@@ -169,7 +193,7 @@ def show(scope: Scope, job: str, pool: str | None, as_json: bool) -> None:
 @click.argument("names", nargs=-1, metavar="JOB…")
 @click.option("--all", "every", is_flag=True, help="Every job that failed.")
 @_pool
-@_as_json
+@json_option
 @click.pass_obj
 def retry(
     scope: Scope, names: tuple[str, ...], every: bool, pool: str | None, as_json: bool
@@ -184,20 +208,27 @@ def quarantine() -> None:
 
 
 @quarantine.command("list")
-@click.option("--limit", default=50, show_default=True, type=click.IntRange(0), help="0: all.")
+@click.option(
+    "--limit",
+    default=50,
+    show_default=True,
+    type=click.IntRange(0),
+    metavar="N",
+    help="List at most N jobs; 0: all.",
+)
 @_pool
-@_as_json
+@json_option
 @click.pass_context
 def list_quarantined(ctx: click.Context, limit: int, pool: str | None, as_json: bool) -> None:
     """List the jobs in quarantine."""
-    ctx.invoke(list_jobs, status="quarantined", limit=limit, pool=pool, as_json=as_json)
+    ctx.invoke(list_jobs, statuses=("quarantined",), limit=limit, pool=pool, as_json=as_json)
 
 
 @quarantine.command("release")
 @click.argument("names", nargs=-1, metavar="JOB…")
 @click.option("--all", "every", is_flag=True, help="Every job in quarantine.")
 @_pool
-@_as_json
+@json_option
 @click.pass_obj
 def release(
     scope: Scope, names: tuple[str, ...], every: bool, pool: str | None, as_json: bool
@@ -213,17 +244,25 @@ def release(
     default="done",
     show_default=True,
 )
-@click.option("--days", default=30.0, show_default=True, type=click.FloatRange(0), help="Older.")
+@click.option(
+    "--days",
+    default=30.0,
+    show_default=True,
+    type=click.FloatRange(0),
+    metavar="N",
+    help="Only jobs that ended N days ago or earlier.",
+)
 @_pool
-@_as_json
+@json_option
 @click.pass_obj
 def prune(scope: Scope, status: Status, days: float, pool: str | None, as_json: bool) -> None:
-    """Forget jobs that ended so many days ago, with their results."""
-    config = load_config(scope)
-    name = _choose_pool(config, pool)
-    with _open(config) as store:
+    """Remove jobs that ended some days ago, with their results."""
+    config, differs = _read_config(scope, as_json)
+    name = choose_pool(config, pool)
+    with open_as_owner(config.store) as store:
         gone = queue.prune(store, name, status, int(days * DAY_MS))
-    click.echo(json.dumps({"pool": name, "pruned": gone}) if as_json else f"{gone} jobs are gone.")
+    document = {"pool": name, "pruned": gone, "file_differs": differs}
+    click.echo(json.dumps(document) if as_json else f"{gone} jobs were removed.")
 
 
 def _mend(
@@ -236,73 +275,32 @@ def _mend(
 ) -> None:
     if bool(names) == every:
         raise click.UsageError("name jobs, or say --all")
-    config = load_config(scope)
+    config, differs = _read_config(scope, as_json)
     change = queue.retry if status == "error" else queue.release
-    with _open(config) as store:
+    with open_as_owner(config.store) as store:
         docs: Iterable[Doc]
         if every:
-            docs = queue.walk(store, _choose_pool(config, pool), status)
+            docs = queue.walk(store, choose_pool(config, pool), status)
         else:
             docs = [_find(store, config, name, pool) for name in names]
         changed = [change(store, doc)["_key"] for doc in docs]
     if as_json:
-        click.echo(json.dumps({"pending": changed}))
+        click.echo(json.dumps({"pending": changed, "file_differs": differs}))
     else:
         click.echo(f"{len(changed)} jobs wait for a worker again.")
 
 
-def forget_failure(config: Config, pool: str) -> None:
-    """For ``nomarrctl reset --pool``: the pool has not failed, and its crashes count from none.
-
-    As the store's owner, and only for as long as that takes.
-    """
-    user, group, groups = os.geteuid(), os.getegid(), os.getgroups()
-    try:
-        with _open(config) as store:
-            clear_pool(store, pool)
-    finally:
-        if os.geteuid() != user:
-            os.seteuid(user)
-            os.setegid(group)
-            os.setgroups(groups)
-
-
-def _open(config: Config) -> closing[Store]:
-    """The store, used as its owner would: what root makes there the workers could not use."""
-    parsed = parse_store_url(config.store.url)
-    if isinstance(parsed, SqliteUrl) and os.geteuid() == 0:
-        import nomarr_systemd.store.sqlite.store  # noqa: F401 (the owner may not be able to read it)
-
-        try:
-            owner = os.stat(os.path.join(parsed.directory, "work"))
-        except FileNotFoundError as error:
-            raise NomarrError(
-                f"there is no directory {parsed.directory}/work yet", hint="run nomarrctl apply"
-            ) from error
-        if owner.st_uid:
-            os.setgroups([])
-            os.setegid(owner.st_gid)
-            os.seteuid(owner.st_uid)
-    return closing(open_work_store(config.store))
-
-
-def _choose_pool(config: Config, name: str | None) -> str:
-    known = [pool.name for pool in config.pools]
-    if name in known:
-        return name
-    if name is not None:
-        raise BadName(
-            f"there is no pool {quote(name)}",
-            hint=ask_for(name, known) or f"pools are {', '.join(known) or 'not configured yet'}",
-        )
-    if len(known) != 1:
-        raise BadName("which pool is meant?", hint=f"say --pool with one of {', '.join(known)}")
-    return known[0]
+def _read_config(scope: Scope, as_json: bool) -> tuple[Config, bool | None]:
+    """What was applied, and whether the file differs from it; that is said."""
+    config, differs = read_applied_and_compare(scope)
+    if not as_json:
+        note_difference(scope, differs)
+    return config, differs
 
 
 def _find(store: Store, config: Config, job: str, pool: str | None) -> Doc:
-    """By key, or by path in the pool that was named or in whichever has it."""
-    names = [_choose_pool(config, pool)] if pool else [each.name for each in config.pools]
+    """The job of this key, or of this path in the named pool or else in any."""
+    names = [choose_pool(config, pool)] if pool else [each.name for each in config.pools]
     for name in names:
         for spelled in (job, os.path.abspath(job)):
             try:
@@ -322,7 +320,7 @@ def _open_source(source: str) -> BinaryIO:
 
 
 def _read_paths(file: BinaryIO, *, null: bool) -> Iterator[str]:
-    """The paths in a file, undecodable bytes and all; empty lines are none."""
+    """The paths in a file, also with bytes that are no UTF-8; empty lines are skipped."""
     end = b"\0" if null else b"\n"
     rest = b""
     while piece := file.read(1 << 16):

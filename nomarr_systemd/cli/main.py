@@ -1,5 +1,5 @@
-"""nomarrctl: the group of all verbs and its global options. A verb's module is imported when it
-is used; what a verb raises on purpose ends here, as a message, a hint and an exit status.
+"""nomarrctl: the group of all verbs and its global options. A verb's module is imported when it is
+used. Errors raised on purpose are printed here, as a message, a hint and an exit status.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from nomarr_systemd import __version__
-from nomarr_systemd.cli.common import Scope, make_scope, printable
+from nomarr_systemd.cli.common import printable
 from nomarr_systemd.core.errors import NomarrError
+from nomarr_systemd.host.scope import Scope, make_scope
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -42,12 +43,12 @@ VERBS = {
     "restart": Verb("nomarr_systemd.cli.workers", "Let workers finish, and start them again."),
     "resume": Verb("nomarr_systemd.cli.workers", "Let paused workers run again."),
     "status": Verb("nomarr_systemd.cli.status", "Show every worker."),
-    "why": Verb("nomarr_systemd.cli.why", "Tell why a worker died: the death certificate."),
+    "why": Verb("nomarr_systemd.cli.why", "Tell why a worker died: the post-mortem report."),
 }
 
 
 class LazyGroup(click.Group):
-    """Knows its verbs by name and summary, and imports only the one that is used."""
+    """Lists its verbs by name and summary, and imports only the one that is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  # click's signature
         return sorted(VERBS)
@@ -103,7 +104,7 @@ class LazyGroup(click.Group):
 @click.option(
     "--config",
     "config_file",
-    type=click.Path(readable=False),  # a file that cannot be read is for load_config to explain
+    type=click.Path(readable=False),  # read_file explains a file that cannot be read
     metavar="FILE",
     help="Instead of /etc/nomarr/nomarr.toml (--user: ~/.config/nomarr/nomarr.toml).",
 )
@@ -142,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def show_error(error: NomarrError) -> None:
-    """What went wrong, each line of it marked as ours, and what to do about it."""
+    """Print the message, with our name before each line, and the hint."""
     for line in printable(str(error)).split("\n"):
         click.echo(f"nomarrctl: {line}", err=True)
     if error.hint:
@@ -154,7 +155,7 @@ def _is_refused(error: OSError) -> bool:
 
 
 def _take_user_option(command: click.Command) -> None:
-    """Let --user stand behind the verb, too, as with systemctl."""
+    """Accept --user after the verb, too, as systemctl does."""
     if isinstance(command, click.Group):
         for each in command.commands.values():
             _take_user_option(each)

@@ -1,5 +1,5 @@
-"""``nomarrctl policy``: the restart policy in force and where each value of it was written, where
-a worker stands with it, and what another one would have done.
+"""``nomarrctl policy``: the restart policy in force and where each value of it was written, what it
+means for a worker now, and what another one would have done.
 """
 
 from __future__ import annotations
@@ -11,22 +11,28 @@ from typing import NamedTuple
 import click
 
 from nomarr_systemd.cli.common import (
-    Scope,
-    choose,
-    choose_one,
     complete,
     complete_worker,
     echo_json,
     examples,
     json_option,
-    load_applied,
-    load_config,
+    note_difference,
     printable,
+    read_applied_and_compare,
+    warn,
 )
+from nomarr_systemd.cli.since import since_option
+from nomarr_systemd.cli.table import Table, width_of_terminal
 from nomarr_systemd.config.values import DEFAULT_RULES, Config, Origin
+from nomarr_systemd.core.account import Account
 from nomarr_systemd.core.ids import Component
+from nomarr_systemd.host.configuration import NotApplied
+from nomarr_systemd.host.scope import Scope
+from nomarr_systemd.ledger.public import read_published
+from nomarr_systemd.operate.choose import choose, choose_one
 
 Value = int | float | str | tuple[int, ...]
+_HEADS = ("rule", "value", "origin")  # not drawn
 
 
 class Effective(NamedTuple):
@@ -61,14 +67,24 @@ def policy() -> None:
 def show(scope: Scope, component: str | None, as_json: bool) -> None:
     """Show the policy of every worker, or of COMPONENT, and where each value comes from.
 
-    A star marks a value that is not the default. COMPONENT is worker:tag:0, tag-0 or
+    This is the policy that was applied; before the first apply, what the file says. A star marks
+    a value that is not the default. COMPONENT is worker:tag:0, tag-0 or
     nomarr-worker@tag-0.service.
     """
-    config = load_config(scope)
+    is_applied, differs = True, None
+    try:
+        config, differs = read_applied_and_compare(scope)
+    except NotApplied:
+        is_applied, config = False, scope.read_file()
     workers = choose(config, [component]) if component is not None else config.components()
     policies = [(worker, resolve(config, worker)) for worker in workers]
+    if not as_json:
+        note_difference(scope, differs)
+        if not is_applied:
+            warn(f"nothing has been applied yet; this is what {scope.config_file} says")
     if as_json:
-        echo_json([_to_json(*each) for each in policies])
+        state = {"applied": is_applied, "file_differs": differs}
+        echo_json([_to_json(*each) | state for each in policies])
     elif not policies:
         click.echo(f"No workers are configured in {printable(scope.config_file)}.")
     else:
@@ -83,18 +99,16 @@ def show(scope: Scope, component: str | None, as_json: bool) -> None:
 @json_option
 @click.pass_obj
 def explain(scope: Scope, component: str, as_json: bool) -> None:
-    """Explain where COMPONENT stands: its window as a line of time, what the next failure would
-    get, and when the window frees up.
+    """Explain the policy's state for COMPONENT: its window as a line of time, what the next failure
+    would get, and when the window has room again.
     """
     from nomarr_systemd.cli.explain import draw, explain_worker, to_json
-    from nomarr_systemd.cli.status_table import width_of_terminal
     from nomarr_systemd.host import clock
-    from nomarr_systemd.operate.overview import read_account
 
-    config = load_applied(scope)
+    config = scope.read_in_force()
     worker = choose_one(config, component)
     rules = config.rules_for(worker)
-    found = explain_worker(worker, read_account(scope, worker), rules, clock.now())
+    found = explain_worker(worker, _read_account(scope, worker), rules, clock.now())
     if as_json:
         echo_json(to_json(found))
     else:
@@ -115,10 +129,10 @@ def explain(scope: Scope, component: str, as_json: bool) -> None:
     "changes",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Another value for a key of [policy]; may be given again.",
+    help="Another value for a key of [policy] (repeatable).",
     shell_complete=_complete_key,
 )
-@click.option("--since", metavar="WHEN", help="2h, 3d, today, yesterday, 2026-11-16 12:00.")
+@since_option
 @json_option
 @click.pass_obj
 def simulate(
@@ -134,16 +148,15 @@ def simulate(
     from nomarr_systemd.cli.since import parse_since
     from nomarr_systemd.core.simulate import simulate as replay
     from nomarr_systemd.host import clock
-    from nomarr_systemd.operate.overview import read_account
 
-    config = load_applied(scope)
+    config = scope.read_in_force()
     settings = simulation.read_settings(changes)
     now = clock.now()
     since_ms = parse_since(since, now.wall_ms) if since is not None else 0
     replays = []
     for worker in choose(config, names):
         rules = simulation.change(config.rules_for(worker), settings)
-        account = read_account(scope, worker)
+        account = _read_account(scope, worker)
         result = replay(account, rules, now, since_wall_ms=since_ms)
         replays.append(simulation.Replayed(worker, rules, result))
     if as_json:
@@ -152,6 +165,13 @@ def simulate(
         click.echo("No failures are on record" + (" since then." if since else "."))
     else:
         click.echo("\n".join(simulation.draw(replays, settings)))
+
+
+def _read_account(scope: Scope, worker: Component) -> Account:
+    account, problem = read_published(scope.paths.public, worker)
+    if problem:
+        warn(problem, f"{worker.instance} is treated as if nothing had happened to it")
+    return account
 
 
 def resolve(config: Config, worker: Component) -> tuple[Effective, ...]:
@@ -180,15 +200,18 @@ def _draw(policies: Iterable[tuple[Component, tuple[Effective, ...]]]) -> Iterat
         title = workers[0].component_id
         if len(workers) > 1:
             title += f" to {workers[-1].component_id}"
-        yield "\n".join([click.style(title, bold=True), *(_draw_row(each) for each in rules)])
+        rows = [_cells(each) for each in rules]
+        table = Table(_HEADS, rows, least={"rule": 23, "value": 12}, right=["value"])
+        lines = [
+            click.style(table.row(cells), fg="yellow" if each.differs else None)
+            for each, cells in zip(rules, rows, strict=True)
+        ]
+        yield "\n".join([click.style(title, bold=True), *lines])
 
 
-def _draw_row(each: Effective) -> str:
-    mark = "*" if each.differs else " "
-    row = f"{mark} {each.rule:<22} {_spell(each.value):>12}  {each.origin}"
-    if each.differs:
-        row = click.style(f"{row} (default {_spell(each.default)})", fg="yellow")
-    return row
+def _cells(each: Effective) -> tuple[str, str, str]:
+    mark, default = ("*", f" (default {_spell(each.default)})") if each.differs else (" ", "")
+    return f"{mark} {each.rule}", _spell(each.value), f"{each.origin}{default}"
 
 
 def _spell(value: Value) -> str:

@@ -8,13 +8,14 @@ from typing import Any, Final, NamedTuple
 
 import click
 
-from nomarr_systemd.cli.common import clean, count
+from nomarr_systemd.cli.common import clean
+from nomarr_systemd.cli.table import Table
 from nomarr_systemd.config.settings import POLICY, check, convert, explain_unknown
 from nomarr_systemd.core.errors import BadName
 from nomarr_systemd.core.ids import Component
 from nomarr_systemd.core.policy import Rules
-from nomarr_systemd.core.simulate import NOT_RUN, Simulation, Sum
-from nomarr_systemd.core.text import describe_ms, quote
+from nomarr_systemd.core.simulate import NOT_RUN, Simulation, Step, Sum
+from nomarr_systemd.core.text import count, describe_ms, quote
 from nomarr_systemd.operate.overview import crash_word
 
 _WORDS: Final = {
@@ -28,7 +29,7 @@ _COLOURS: Final = {"fail": "red", NOT_RUN: "cyan"}
 
 
 class Replayed(NamedTuple):
-    """One worker's record under the rules that are tried."""
+    """One worker's failures under the rules that are tried."""
 
     worker: Component
     rules: Rules
@@ -36,7 +37,7 @@ class Replayed(NamedTuple):
 
 
 def read_settings(texts: Sequence[str]) -> dict[str, Any]:
-    """``key=value`` as it would stand in [policy]; BadName names what is wrong."""
+    """Parse ``key=value`` as in [policy]; BadName says what is wrong."""
     import tomllib
 
     settings = {setting.key: setting for setting in POLICY}
@@ -53,7 +54,7 @@ def read_settings(texts: Sequence[str]) -> dict[str, Any]:
         try:
             value = tomllib.loads(f"value = {written}")["value"]
         except (ValueError, RecursionError):
-            value = written.strip()  # a word without its quotes
+            value = written.strip()  # a text without its quotes
         for fault in check(settings[key], value):
             raise BadName(f"--set {key}: {fault.problem}", hint=fault.suggestion)
         found[key] = convert(settings[key], value)
@@ -61,7 +62,7 @@ def read_settings(texts: Sequence[str]) -> dict[str, Any]:
 
 
 def change(rules: Rules, settings: dict[str, Any]) -> Rules:
-    """The rules with other settings, if they fit each other."""
+    """The rules with these settings, or BadName if they do not fit each other."""
     changed = rules._replace(**settings)
     if changed.backoff_base_s > changed.backoff_max_s:
         raise BadName(
@@ -73,7 +74,7 @@ def change(rules: Rules, settings: dict[str, Any]) -> Rules:
 
 
 def add_up(replays: Sequence[Replayed]) -> tuple[Sum, Sum]:
-    """Recorded and simulated, of all workers."""
+    """The sums of all workers, recorded and simulated."""
     recorded = [each.result.recorded for each in replays]
     simulated = [each.result.simulated for each in replays]
     return _sum(recorded), _sum(simulated)
@@ -141,34 +142,45 @@ def draw(replays: Sequence[Replayed], settings: dict[str, Any]) -> Iterator[str]
             continue
         yield ""
         yield click.style(each.worker.component_id, bold=True)
-        yield f"  {'DIED':<19}  {'OF':<14}  {'ON RECORD':<20}  SIMULATED"
-        for step in each.result.steps:
-            died = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(step.record.wall_ms / 1000))
-            word = clean(crash_word(step.record), 14)
-            then = _spell(step.record.action, step.record.delay_ms)
-            other = _spell(step.action, step.delay_ms)
-            differs = (step.action, step.delay_ms) != (step.record.action, step.record.delay_ms)
-            if differs:
-                other = click.style(other, fg=_COLOURS.get(step.action, "yellow"))
-            yield f"  {died}  {word:<14}  {then:<20}  {other}"
+        yield from _draw_steps(each.result.steps)
         if not each.result.whole:
             yield "  Earlier failures are not on record any more."
     recorded, simulated = add_up(replays)
     yield ""
-    yield f"  {'':<12}  {'ON RECORD':>12}  {'SIMULATED':>12}"
-    for name, one, other in (
+    rows = [
         ("restarts", str(recorded.restarts), str(simulated.restarts)),
         ("masks", str(recorded.masks), str(simulated.masks)),
         ("did not run", "-", str(simulated.not_run)),
         ("downtime", describe_ms(recorded.down_ms), describe_ms(simulated.down_ms)),
-    ):
-        yield f"  {name:<12}  {one:>12}  {other:>12}"
+    ]
+    heads = ("", "ON RECORD", "SIMULATED")
+    table = Table(heads, rows, least=dict.fromkeys(heads, 12), right=heads[1:])
+    yield from (f"  {table.row(cells)}" for cells in (heads, *rows))
     yield ""
     yield _verdict(recorded.down_ms - simulated.down_ms, len(replays))
     yield (
         "Taken for granted: every run fails after the time it did; a mask lasts until somebody"
         " acted, or until now."
     )
+
+
+def _draw_steps(steps: Sequence[Step]) -> Iterator[str]:
+    heads = ("DIED", "OF", "ON RECORD", "SIMULATED")
+    rows = [
+        (
+            time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(step.record.wall_ms / 1000)),
+            clean(crash_word(step.record), 14),
+            _spell(step.record.action, step.record.delay_ms),
+            _spell(step.action, step.delay_ms),
+        )
+        for step in steps
+    ]
+    table = Table(heads, rows, least={"OF": 14, "ON RECORD": 20})
+    yield f"  {table.row(heads)}"
+    for step, cells in zip(steps, rows, strict=True):
+        differs = (step.action, step.delay_ms) != (step.record.action, step.record.delay_ms)
+        colour = _COLOURS.get(step.action, "yellow")
+        yield f"  {table.row(cells, colours={'SIMULATED': colour} if differs else None)}"
 
 
 def _verdict(saved_ms: int, workers: int) -> str:

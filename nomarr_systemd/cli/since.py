@@ -1,37 +1,55 @@
-"""``--since``: a moment in the past, as a person says it."""
+"""``--since``: the one grammar of moments in the past, for every verb that has the option."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Any, Final
+
+import click
 
 from nomarr_systemd.core.errors import BadName
 from nomarr_systemd.core.text import quote
 
+GRAMMAR: Final = (
+    "30s, 15min, 2h, 3d, 1w or 2 hours ago; today, yesterday; 03:00 (the last time it was so);"
+    " 2026-11-16 or '2026-11-16 03:00'."
+)
 _UNITS: Final = {
-    "s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "hour": 3600, "hours": 3600,
-    "d": 86_400, "day": 86_400, "days": 86_400, "w": 604_800, "week": 604_800, "weeks": 604_800,
+    "s": 1, "sec": 1, "second": 1, "m": 60, "min": 60, "minute": 60, "h": 3600, "hour": 3600,
+    "d": 86_400, "day": 86_400, "w": 604_800, "week": 604_800,
 }  # fmt: skip
-_AGE = re.compile(r"-?([0-9]{1,6}) ?([a-z]+)(?: ago)?")
+_AGE: Final = re.compile(r"-?([0-9]{1,9}) ?([a-z]+)(?: ago)?")
+_CLOCK: Final = re.compile(r"([0-9]{1,2}):([0-9]{2})(?::([0-9]{2}))?")
+
+
+def since_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    return click.option("--since", metavar="WHEN", help=f"Only from then on: {GRAMMAR}")(function)
 
 
 def parse_since(text: str, now_ms: int) -> int:
-    """The wall time in ms that is meant by ``2h``, ``yesterday`` or ``2026-11-16 12:00``."""
+    """The wall time in ms that a person means; times of day are of this machine's time zone."""
     now = datetime.fromtimestamp(now_ms / 1000).astimezone()
-    midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
-    match = _AGE.fullmatch(text.strip().lower())
+    said = text.strip().lower()
     try:
-        if match and match[2] in _UNITS:
-            then = now - timedelta(seconds=int(match[1]) * _UNITS[match[2]])
-        elif text in ("today", "yesterday"):
-            then = midnight - timedelta(days=text == "yesterday")
-        else:
-            then = datetime.fromisoformat(text.strip())
-            then = then if then.tzinfo else then.astimezone()
-        return int(then.timestamp() * 1000)
+        return int(_find_moment(said, now).timestamp() * 1000)
     except (ValueError, OverflowError, OSError) as error:
-        raise BadName(
-            f"{quote(text)} is no moment",
-            hint='write 30min, 2h, 3d, today, yesterday, or "2026-11-16 12:00"',
-        ) from error
+        raise BadName(f"--since {quote(text)}: this is no time", hint=f"write {GRAMMAR}") from error
+
+
+def _find_moment(said: str, now: datetime) -> datetime:
+    """ValueError if it is none."""
+    midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
+    if said in ("now", "today", "yesterday"):
+        return now if said == "now" else midnight - timedelta(days=said == "yesterday")
+    match = _AGE.fullmatch(said)
+    size = match and (_UNITS.get(match[2]) or _UNITS.get(match[2].removesuffix("s")))
+    if match and size:
+        return now - timedelta(seconds=int(match[1]) * size)
+    if match := _CLOCK.fullmatch(said):
+        hour, minute, second = (int(part or 0) for part in match.groups())
+        then = now.replace(hour=hour, minute=minute, second=second, microsecond=0)
+        return then if then <= now else then - timedelta(days=1)
+    moment = datetime.fromisoformat(said.upper())
+    return moment if moment.tzinfo else moment.astimezone()

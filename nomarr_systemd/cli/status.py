@@ -8,14 +8,13 @@ import click
 
 from nomarr_systemd.cli.common import (
     NOT_RUNNING,
-    Scope,
-    choose,
     echo_json,
     examples,
     json_option,
-    load_applied,
     names_argument,
 )
+from nomarr_systemd.host.scope import Scope
+from nomarr_systemd.operate.choose import choose
 from nomarr_systemd.operate.overview import look
 
 
@@ -31,7 +30,7 @@ def status(scope: Scope, names: tuple[str, ...], watch: bool, as_json: bool) -> 
     last reset and their limit. NEXT is when a restart is due, or the command that a worker waits
     for. Named workers are shown in full. The exit status is 3 if one of them does not run.
     """
-    config = load_applied(scope)
+    config = scope.read_in_force()
     if watch:
         from nomarr_systemd.cli.watch import watch as stay
 
@@ -41,7 +40,8 @@ def status(scope: Scope, names: tuple[str, ...], watch: bool, as_json: bool) -> 
     if as_json:
         echo_json([view.to_json() for view in overview.views])
     else:
-        from nomarr_systemd.cli.status_table import draw, draw_in_full, width_of_terminal
+        from nomarr_systemd.cli.status_table import draw, draw_in_full
+        from nomarr_systemd.cli.table import width_of_terminal
 
         pools = {pool.name for pool in config.pools}
         if names and not pools.intersection(names):

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Final
 
 import click
 
-from nomarr_systemd.cli.common import clean, count
+from nomarr_systemd.cli.common import clean
+from nomarr_systemd.cli.table import Table, fit
 from nomarr_systemd.core.job import POOL_FAILED
-from nomarr_systemd.core.text import describe_ms
+from nomarr_systemd.core.text import count, describe_ms
 from nomarr_systemd.operate.overview import Overview, View, crash_word
 
 _WIDE: Final = 120
-_PIPED: Final = 1000
 _MAX_CELL: Final = 60
 _SHORTEST_JOB: Final = 8
 _COLOURS: Final = {
@@ -32,51 +30,13 @@ _COLOURS: Final = {
     "held": "cyan",
 }
 _DISAGREEMENTS: Final = {
-    "hung-but-pinging": "frames come, and say that the work stands still",
+    "hung-but-pinging": "frames come, and say that the work makes no progress",
     "pipe-wedged": "systemd hears from it, but no frames come any more",
     "supervisor-blind": "systemd calls it running, but the supervisor has heard nothing",
 }
 _LEAST: Final = {"UNIT": 8, "HEALTH": 10, "UP": 6, "NEXT": 7}
-_JOB: Final = {True: 4, False: 2}  # the column that is cut when there is no room: JOB, DOING
-
-
-def fit(text: str, room: int) -> str:
-    """Clean, and cut where it would not fit; a sign of Chinese takes the room of two."""
-    text = clean(text, 1000)
-    if len(text) <= room and text.isascii():
-        return text
-    taken, used = "", 0
-    for sign in text:
-        used += _width(sign)
-        if used > room:
-            while taken and _room(taken) > room - 1:
-                taken = taken[:-1]
-            return taken + "…"
-        taken += sign
-    return taken
-
-
-def _room(text: str) -> int:
-    return len(text) if text.isascii() else sum(map(_width, text))
-
-
-def _width(sign: str) -> int:
-    if sign.isascii():
-        return 1
-    from unicodedata import combining, east_asian_width
-
-    return 0 if combining(sign) else 2 if east_asian_width(sign) in "WF" else 1
-
-
-def width_of_terminal() -> int:
-    """As wide as COLUMNS or the terminal; for a file or a pipe as wide as it takes."""
-    wanted = os.environ.get("COLUMNS", "")
-    if wanted.isascii() and wanted.isdigit() and int(wanted[:6]) > 0:
-        return int(wanted[:6])
-    try:  # shutil's would ask the same, but costs a tenth of our start
-        return os.get_terminal_size(sys.stdout.fileno()).columns or 80
-    except (OSError, ValueError):
-        return _PIPED
+_STATE: Final = {True: "UNIT", False: "HEALTH"}  # the column in the colour of the worker's state
+_JOB: Final = {True: "JOB", False: "DOING"}  # the column that is cut when there is no room
 
 
 def draw(overview: Overview, width: int) -> Iterator[str]:
@@ -89,20 +49,17 @@ def draw(overview: Overview, width: int) -> Iterator[str]:
     wide = width >= _WIDE
     heads = _heads(wide)
     rows = [_row(view, wide) for view in views]
-    column = _JOB[wide]
-    widths = [max(map(_room, cells)) for cells in zip(heads, *rows, strict=True)]
-    # The table of a --watch should not move with every word.
-    widths = [max(room, _LEAST.get(head, 0)) for head, room in zip(heads, widths, strict=True)]
-    over = sum(widths) + 2 * (len(widths) - 1) - width
-    if over > 0:
-        widths[column] = max(_SHORTEST_JOB, widths[column] - over)
-    yield click.style(_line(heads, widths, width), bold=True)
+    # Least widths: the table of a --watch should not move with every word.
+    table = Table(heads, rows, least=_LEAST)
+    table.shrink(_JOB[wide], width, _SHORTEST_JOB)
+    yield table.head(width)
     for pool, members in groupby(zip(views, rows, strict=True), key=lambda each: each[0].worker[0]):
         group = list(members)
         words = _count_states([view for view, _ in group])
         yield click.style(fit(f"{pool}: {words}", max(20, width)), dim=True)
         for view, cells in group:
-            yield _line(cells, widths, width, colour=_COLOURS.get(view.state))
+            colour = _COLOURS.get(view.state)
+            yield table.row(cells, width, {_STATE[wide]: colour} if colour else None)
     yield from _notes(views, width)
 
 
@@ -125,8 +82,9 @@ def _heads(wide: bool) -> tuple[str, ...]:
 def _row(view: View, wide: bool) -> tuple[str, ...]:
     up = "-" if view.uptime_ms is None else _brief(view.uptime_ms)
     limit = f"/{view.lifetime_limit}" if view.lifetime_limit else ""
-    window = f"{view.window_used}/{view.window_limit}"
-    lifetime = f"{view.lifetime_used}{limit}"
+    known = not view.ledger_problem
+    window = f"{view.window_used if known else '?'}/{view.window_limit}"
+    lifetime = f"{view.lifetime_used}{limit}" if known else "?"
     job, phase = clean(view.job, _MAX_CELL), clean(view.phase, 20)
     upcoming = _next(view)
     if wide:
@@ -161,21 +119,6 @@ def _brief(ms: int) -> str:
     return " ".join(describe_ms(ms // 1000 * 1000).split()[:2])
 
 
-def _line(
-    cells: Sequence[str], widths: Sequence[int], width: int, *, colour: str | None = None
-) -> str:
-    shown = []
-    for number, (text, room) in enumerate(zip(cells, widths, strict=True)):
-        cut = fit(text, room)
-        padding = 0 if number == len(cells) - 1 else room - _room(cut)
-        shown.append(cut + " " * padding)
-    if sum(map(_room, shown)) + 2 * (len(shown) - 1) > width:  # the names alone are too long
-        return fit("  ".join(shown), max(20, width))
-    if colour:
-        shown[1] = click.style(shown[1], fg=colour)
-    return "  ".join(shown)
-
-
 def _count_states(views: Sequence[View]) -> str:
     counts: dict[str, int] = {}
     for view in views:
@@ -185,12 +128,12 @@ def _count_states(views: Sequence[View]) -> str:
 
 
 def _is_held(view: View) -> bool:
-    """For another reason than that a person paused it."""
+    """True if it is held for another reason than a pause."""
     return bool(view.held) and not view.held.startswith("paused")
 
 
 def _notes(views: Sequence[View], width: int) -> Iterator[str]:
-    """What a column has no room for."""
+    """Lines for what no column has room for."""
     reasons = dict.fromkeys((view.worker.pool, view.held) for view in views if _is_held(view))
     for pool, why in reasons:
         names = [
@@ -206,6 +149,8 @@ def _notes(views: Sequence[View], width: int) -> Iterator[str]:
             why = _DISAGREEMENTS.get(view.disagreement, "")
             text = f"{name}: systemd and its pipe disagree: {clean(view.disagreement, 30)}"
             yield click.style(fit(f"{text} ({why})" if why else text, width), fg="yellow")
+        if view.ledger_problem:
+            yield click.style(fit(f"{name}: {view.ledger_problem}", width), fg="yellow")
         if view.load == "masked" and view.failure_reason:
             yield click.style(fit(f"{name}: failed: {view.failure_reason}", width), fg="red")
 
@@ -226,14 +171,10 @@ def draw_in_full(view: View) -> Iterator[str]:
     if view.disagreement:
         why = _DISAGREEMENTS.get(view.disagreement, "")
         yield click.style(f" Disagree: {clean(view.disagreement, 30)}: {why}", fg="yellow")
-    left = max(0, view.window_limit - view.window_used)
-    within = describe_ms(round(view.window_s * 1000))
-    yield (
-        f"   Window: {view.window_used} of {count(view.window_limit, 'restart')} within {within},"
-        f" {left} left"
-    )
-    limit = f" of {view.lifetime_limit}" if view.lifetime_limit else ", without a limit"
-    yield f" Lifetime: {view.lifetime_used}{limit}"
+    if view.ledger_problem:
+        yield click.style(f"   Ledger: {clean(view.ledger_problem, 400)}", fg="yellow")
+    else:
+        yield from _draw_counts(view)
     if view.held:
         yield f"     Held: {clean(view.held)}"
     if view.next_restart_ms is not None:
@@ -248,3 +189,14 @@ def draw_in_full(view: View) -> Iterator[str]:
         ago = describe_ms(view.last_age_ms)
         yield f"     Last: {clean(crash_word(view.last))}{ran}, {ago} ago; {clean(view.last.text)}"
         yield f"      Why: nomarrctl why {worker.instance}"
+
+
+def _draw_counts(view: View) -> Iterator[str]:
+    left = max(0, view.window_limit - view.window_used)
+    within = describe_ms(round(view.window_s * 1000))
+    yield (
+        f"   Window: {view.window_used} of {count(view.window_limit, 'restart')} within {within},"
+        f" {left} left"
+    )
+    limit = f" of {view.lifetime_limit}" if view.lifetime_limit else ", without a limit"
+    yield f" Lifetime: {view.lifetime_used}{limit}"

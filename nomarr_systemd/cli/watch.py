@@ -1,8 +1,8 @@
 """``nomarrctl status --watch``: the screen stays and follows what happens.
 
-The supervisor's events say when to look again; looking is the same as without --watch, so what is
-shown never depends on having seen every event. Its restart, and its absence, are only a
-connection that is made again.
+The supervisor's events say when to draw again; drawing is the same as without --watch, so what is
+shown never depends on having seen every event. While the supervisor is away, the subscription is
+tried again and again.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import json
 import os
 import select
 import signal
-import socket
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from types import FrameType
@@ -21,116 +21,93 @@ from typing import Final
 
 import click
 
-from nomarr_systemd.cli.common import Scope, load_applied
-from nomarr_systemd.cli.status_table import draw, fit
+from nomarr_systemd.cli.status_table import draw
+from nomarr_systemd.cli.table import fit
 from nomarr_systemd.core.errors import NomarrError
-from nomarr_systemd.live.client import is_the_supervisors
+from nomarr_systemd.host.scope import Scope
+from nomarr_systemd.live import client
 from nomarr_systemd.operate.overview import Overview, look
 
 _ENTER: Final = "\x1b[?1049h\x1b[?25l"
 _LEAVE: Final = "\x1b[?25h\x1b[?1049l"
 _SOONEST_S: Final = 0.2  # a storm of events is one change of the screen
 _LATEST_S: Final = 1.0  # countdowns and uptimes go on
+_AGAIN_S: Final = 0.5
 _TOPICS: Final = ["worker:*:status", "system:health"]
 
 
-class Feed:
-    """The supervisor's events, of which only the arrival counts."""
+class Feed(threading.Thread):
+    """Subscribes to the supervisor's events, again and again. Only their arrival counts: ``fd``
+    becomes readable."""
 
     def __init__(self, path: str) -> None:
+        super().__init__(daemon=True)
         self._path = path
-        self.connection: socket.socket | None = None
+        self.fd, self._writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
-    def connect(self) -> None:
-        """If it is not there, the next time."""
-        if self.connection is not None:
-            return
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            connection.settimeout(0.5)
-            connection.connect(self._path)
-            if not is_the_supervisors(connection):
-                raise ConnectionRefusedError
-            request = {"op": "subscribe", "topics": _TOPICS}
-            connection.sendall(json.dumps(request).encode() + b"\n")
-            connection.setblocking(False)
-        except OSError:
-            connection.close()
-            return
-        self.connection = connection
+    def run(self) -> None:
+        while True:
+            with contextlib.suppress(client.NoSupervisor, OSError):
+                for _ in client.subscribe(self._path, _TOPICS):
+                    self._ring()
+            self._ring()  # that it left is a change, too
+            time.sleep(_AGAIN_S)
 
-    def take(self) -> None:
-        """Read what came, and notice the end."""
-        if self.connection is None:
-            return
+    def _ring(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            try:
-                while data := self.connection.recv(65536):
-                    if len(data) < 65536:
-                        return
-            except ConnectionError:
-                pass
-            self.close()
-
-    def close(self) -> None:
-        if self.connection is not None:
-            self.connection.close()
-            self.connection = None
+            os.write(self._writing, b".")
 
 
 def watch(scope: Scope, names: tuple[str, ...], *, as_json: bool) -> int:
-    """Until the person has seen enough."""
+    """Show the status until the person ends it."""
     if not as_json and not sys.stdout.isatty():
         raise click.UsageError(
             "--watch needs a terminal; with --json it prints a line for each change"
         )
     feed = Feed(scope.paths.live)
     show = _Lines() if as_json else _Screen()
-    with _signals() as wake, contextlib.closing(feed):
+    with _signals() as wake:
+        feed.start()  # after the signals: they are for this thread
         try:
             with show:
-                _follow(scope, names, feed, wake, show)
+                _follow(scope, names, feed.fd, wake, show)
         except KeyboardInterrupt:
             return 0
-        except BrokenPipeError:  # the reader of our lines has seen enough
+        except BrokenPipeError:  # the reader of our lines has closed its end
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 0
     return 0
 
 
 def _follow(
-    scope: Scope, names: tuple[str, ...], feed: Feed, wake: int, show: _Screen | _Lines
+    scope: Scope, names: tuple[str, ...], feed: int, wake: int, show: _Screen | _Lines
 ) -> None:
     while True:
-        feed.connect()
         began = time.monotonic()
         try:
-            # Read anew each time: workers come and go with an apply.
-            overview: Overview | NomarrError = look(scope, load_applied(scope), names)
+            # Read again each time: workers come and go with an apply.
+            overview: Overview | NomarrError = look(scope, scope.read_in_force(), names)
         except NomarrError as error:
             overview = error
         show.show(overview)
         _wait(feed, wake, began)
 
 
-def _wait(feed: Feed, wake: int, began: float) -> None:
+def _wait(feed: int, wake: int, began: float) -> None:
     """Until something happened and the screen has stood for a moment, or for long enough."""
     ends = began + _LATEST_S
     while (left_s := ends - time.monotonic()) > 0:
-        watched: list[int | socket.socket] = [wake]
-        if feed.connection is not None:
-            watched.append(feed.connection)
-        ready, _, _ = select.select(watched, [], [], left_s)
+        ready, _, _ = select.select([wake, feed], [], [], left_s)
         if wake in ready:
             os.read(wake, 4096)
             return  # the terminal has another size: at once
         if ready:
-            feed.take()
+            os.read(feed, 65536)
             ends = min(ends, max(time.monotonic(), began + _SOONEST_S))
 
 
 class _Screen:
-    """The terminal's other screen, written over in place: nothing flickers, nothing is left."""
+    """The terminal's alternate screen, overwritten in place so that nothing flickers."""
 
     def __enter__(self) -> None:
         sys.stdout.write(_ENTER)
@@ -154,7 +131,7 @@ class _Screen:
 
 
 class _Lines:
-    """One JSON document on a line of its own for each change that a script may care for."""
+    """One JSON document in each line, for each change; that time passes is none."""
 
     def __init__(self) -> None:
         self._shown: object = None
@@ -190,7 +167,7 @@ def _steady(worker: dict[str, object]) -> dict[str, object]:
 
 
 def _size() -> tuple[int, int]:
-    """The terminal's own word: it may be another one than when we began."""
+    """The terminal's size now: it may have changed."""
     try:
         columns, rows = os.get_terminal_size(sys.stdout.fileno())
     except OSError:

@@ -1,8 +1,7 @@
-"""``nomarrctl why``: the report on the death of a worker, for a terminal, as a page or as JSON."""
+"""``nomarrctl why``: the post-mortem report of a worker, for a terminal, as a page or as JSON."""
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
@@ -10,10 +9,11 @@ from typing import Any
 
 import click
 
-from nomarr_systemd.cli.common import Scope, load_config
+from nomarr_systemd.cli.common import echo_json
 from nomarr_systemd.config.values import Config
 from nomarr_systemd.core.errors import ConfigError, NomarrError
 from nomarr_systemd.core.ids import parse_component
+from nomarr_systemd.host.scope import Scope
 from nomarr_systemd.postmortem.report import render, to_json
 from nomarr_systemd.postmortem.verdict import make_report
 from nomarr_systemd.postmortem.witnesses import check_known, choose_run, gather
@@ -31,7 +31,7 @@ NO_SUCH_RUN = 4
 @click.command()
 @click.argument("component")
 @click.option(
-    "--invocation", default="", metavar="ID", help="An older run, by its id or how that begins."
+    "--invocation", default="", metavar="ID", help="An older run, by its id or the beginning of it."
 )
 @click.option(
     "--html",
@@ -39,7 +39,9 @@ NO_SUCH_RUN = 4
     metavar="FILE",
     help="Write a page that needs nothing else; - is standard output.",
 )
-@click.option("--json", "as_json", is_flag=True, help="For scripts: schema nomarr.why/1.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print JSON, for scripts: schema nomarr.why/1."
+)
 @click.pass_obj
 def why(scope: Scope, component: str, invocation: str, html: str | None, as_json: bool) -> int:
     """Tell why COMPONENT died last: what killed it, what it was doing, and what was decided.
@@ -56,7 +58,7 @@ def why(scope: Scope, component: str, invocation: str, html: str | None, as_json
     if html is not None:
         _write_page(html, render(report, "why.html.j2"))
     if as_json:
-        click.echo(json.dumps(to_json(report), indent=2))
+        echo_json(to_json(report))
     elif html is None:
         on_terminal = sys.stdout.isatty()
         width = shutil.get_terminal_size().columns if on_terminal else 80
@@ -66,9 +68,9 @@ def why(scope: Scope, component: str, invocation: str, html: str | None, as_json
 
 
 def _read_config(scope: Scope) -> Config | None:
-    """None for one that cannot be used: a post-mortem must not fail for that."""
+    """What is in force; None if it cannot be read: a post-mortem must not fail for that."""
     try:
-        return load_config(scope)
+        return scope.read_in_force()
     except ConfigError:
         return None
 
@@ -78,7 +80,7 @@ def _write_page(name: str, page: str) -> None:
         click.echo(page, nl=False)
         return
     try:
-        # Whoever may read the journal made it: not for everybody.
+        # It has lines of the journal, which not every user may read.
         fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
         with open(fd, "w", encoding="utf-8") as file:
             file.write(page)
@@ -90,7 +92,7 @@ def _write_page(name: str, page: str) -> None:
 
 
 def _paint(text: str, style: str) -> str:
-    """click takes the colours out again where there is no terminal."""
+    """Colours for a terminal; click removes them elsewhere."""
     if style not in _STYLES:
         return text
     return "\n".join(click.style(line, **_STYLES[style]) for line in text.split("\n"))

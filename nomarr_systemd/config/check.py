@@ -1,6 +1,6 @@
-"""The parsed document against the settings: which sections there are, how they are merged, and
-how settings must fit each other. The single settings are a table in ``settings``; lines of the
-file are not known here, only paths of keys.
+"""Check a parsed document and make the configuration from it: which sections there are, how they
+are merged, and how settings must fit each other. The single settings are a table in ``settings``.
+Lines of the file are not known here, only paths of keys.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ HEALTH_ORDER = (
 )
 
 
-class Reader:
-    """One walk through the document; gathers ``faults`` and goes on with what is good."""
+class ConfigChecker:
+    """One pass over the document; collects ``faults`` and goes on with what is good."""
 
     def __init__(self, store: StoreSettings) -> None:
         self.faults: list[tuple[Path, Fault]] = []
@@ -71,7 +71,7 @@ class Reader:
         self._refused: set[Path] = set()  # tables and values left out: nothing follows from them
 
     def read(self, document: Table) -> Config:
-        """The configuration, worth something only if no faults were found."""
+        """The configuration; valid only if no faults were found."""
         self._check_keys(document, (), SECTIONS)
         own = self._read_section(document, ("policy",), POLICY)
         policy = Rules(**own)
@@ -198,7 +198,7 @@ class Reader:
         own: Mapping[str, Any],
         levels: Sequence[Path],
     ) -> None:
-        """Blame the last of the levels for what it sets ``own``, once they are all merged."""
+        """Report a broken order at the last of the merged levels, if that one sets a key of it."""
         for order in orders:
             keys = (order.low, order.high)
             here = [key for key in keys if key in own]

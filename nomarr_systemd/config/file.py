@@ -1,7 +1,7 @@
 """Read ``nomarr.toml``: parse, find the line of every key, check, and report all mistakes.
 
-``tomllib`` does not tell on which line a key stands. The scanner below does: it is right for every
-text that ``tomllib`` accepts, knows only where values end, and does not recurse.
+``tomllib`` does not tell the line of a key. The scanner below does: it is right for every text that
+``tomllib`` accepts, knows only where values end, and does not recurse.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping
 
-from nomarr_systemd.config.check import Reader
+from nomarr_systemd.config.check import ConfigChecker
 from nomarr_systemd.config.values import Config, StoreSettings
 from nomarr_systemd.core.errors import ConfigError, Mistake
 from nomarr_systemd.core.text import escape, spell
@@ -26,7 +26,7 @@ _SCALAR = re.compile(
     r"|'''(?:[^']|'{1,2}(?!'))*+'{3,5}"
     r'|"(?:[^"\\]|\\.)*+"'
     r"|'[^']*+'"
-    # a number, a truth, a date; between date and time a blank may stand
+    # a number, true or false, a date; between date and time a blank is allowed
     r"|[^\s,\]}#]++(?:[ ][0-9]{2}:[^\s,\]}#]++)?+",
     re.DOTALL,
 )
@@ -41,7 +41,7 @@ def map_lines(text: str) -> dict[Path, int]:
 
 
 def line_of(lines: Mapping[Path, int], path: Path) -> int:
-    """The line of ``path``, or of the nearest thing around it that has one."""
+    """The line of ``path``, or of the nearest table around it that has one."""
     while path:
         if path in lines:
             return lines[path]
@@ -108,7 +108,7 @@ class _Scanner:
                 return tuple(keys)
 
     def _read_value(self, path: Path) -> None:
-        """Go past the value of ``path``, noting what stands inside it."""
+        """Skip the value of ``path``, noting the lines of what is inside it."""
         inside: list[tuple[Path, int | None]] = []  # open lists with the next index, and tables
         value: Path | None = path
         while value is not None or inside:
@@ -167,20 +167,20 @@ def parse(
 ) -> Config:
     """The configuration that ``text`` says, or ConfigError with every mistake in it.
 
-    ``source`` is what messages call the file; in ``state_directory`` is the store unless the
-    file says otherwise.
+    ``source`` is the file's name in messages; the store is in ``state_directory`` unless the file
+    says otherwise.
     """
     try:
         document = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # also a number too long, nesting too deep
         raise _refuse([_explain_syntax(text, error)], source) from error
-    reader = Reader(StoreSettings(url=f"sqlite://{state_directory}"))
-    config = reader.read(document)
-    if reader.faults:
+    checker = ConfigChecker(StoreSettings(url=f"sqlite://{state_directory}"))
+    config = checker.read(document)
+    if checker.faults:
         lines = map_lines(text)
         mistakes = [
             Mistake(line_of(lines, path), spell(path), fault.problem, fault.suggestion)
-            for path, fault in reader.faults
+            for path, fault in checker.faults
         ]
         raise _refuse(mistakes, source)
     return config

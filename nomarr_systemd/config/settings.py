@@ -1,12 +1,12 @@
-"""Every setting of the configuration file as data: its key, its type, its bounds; and how one
-value is held against one setting. Which sections there are and how they hang together is
-``configfile``'s, the defaults stand with the values in ``config`` and ``model``.
+"""Every setting of the configuration file as data: its key, type, bounds and help; and the check of
+one value against one setting. ``check`` knows the sections and how settings must fit each other;
+the defaults are in ``values`` and in ``core``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from nomarr_systemd.config.store_url import parse_address, parse_store_url
 from nomarr_systemd.core.errors import BadName
@@ -22,7 +22,7 @@ Kind = Literal["whole", "number", "word", "text", "path", "statuses", "command"]
 
 
 class Fault(NamedTuple):
-    """What is wrong with a value; ``at`` is the item, if it is one item of a list."""
+    """What is wrong with a value; ``at`` is the index of the item, if it is in a list."""
 
     problem: str
     suggestion: str = ""
@@ -30,7 +30,7 @@ class Fault(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """One key. ``above``: the least value itself is refused. ``form`` raises BadName."""
+    """One key. With ``above`` the least value itself is refused. ``form`` raises BadName."""
 
     key: str
     kind: Kind
@@ -39,9 +39,10 @@ class Setting(NamedTuple):
     above: bool = False
     words: tuple[str, ...] = ()
     form: Callable[[str], object] | None = None
+    help: str = ""  # for the manual: what it sets, without the sentence's first capital and its end
 
     def wants(self) -> str:
-        """What may stand there, to follow "is not"."""
+        """What is allowed, as the end of a message that says "is not"."""
         low = f"above {self.least}, up" if self.above else f"from {self.least}"
         match self.kind:
             case "whole":
@@ -77,50 +78,92 @@ def check_listen(text: str) -> None:
         raise BadName(f"{show(text)} is no address: {error}", hint=hint) from error
 
 
+# fmt: off
 POLICY = (
-    Setting("max_restarts", "whole", 0, 100),
-    Setting("window_s", "number", 0, YEAR_S, above=True),
-    Setting("max_lifetime_restarts", "whole", 0, 1_000_000),
-    Setting("backoff_base_s", "number", 0, DAY_S),
-    Setting("backoff_multiplier", "number", 1, 100),
-    Setting("backoff_max_s", "number", 0, DAY_S),
-    Setting("backoff_jitter", "number", 0, 1),
-    Setting("stable_after_s", "number", 0, YEAR_S),
-    Setting("on_exhausted", "word", words=get_args(OnExhausted)),
-    Setting("never_restart", "statuses", 0, 255),
+    Setting("max_restarts", "whole", 0, 100,
+            help="restarts allowed within the window; the failure after them is one too many"),
+    Setting("window_s", "number", 0, YEAR_S, above=True,
+            help="length of the sliding window in seconds"),
+    Setting("max_lifetime_restarts", "whole", 0, 1_000_000,
+            help="restarts allowed since the last reset (0: no such limit)"),
+    Setting("backoff_base_s", "number", 0, DAY_S,
+            help="seconds before the first restart"),
+    Setting("backoff_multiplier", "number", 1, 100,
+            help="factor by which each further backoff is longer"),
+    Setting("backoff_max_s", "number", 0, DAY_S,
+            help="the longest backoff; also that of a restart decided while the store is away"),
+    Setting("backoff_jitter", "number", 0, 1,
+            help="share of itself by which a backoff may be longer or shorter"),
+    Setting("stable_after_s", "number", 0, YEAR_S,
+            help="seconds of running after which a worker's next backoff is the first again"),
+    Setting("on_exhausted", "word", words=get_args(OnExhausted),
+            help="when the window is full: mask the unit, or restart when it has room again"),
+    Setting("never_restart", "statuses", 0, 255,
+            help="exit statuses that no restart mends: the unit is masked at once"),
 )
 HEALTH = (
-    Setting("frame_interval_s", "number", 0.05, 3600),
-    Setting("startup_timeout_s", "number", 0, DAY_S, above=True),
-    Setting("staleness_interval_s", "number", 0.05, 3600),
-    Setting("max_misses", "whole", 1, 1000),
-    Setting("min_recovery_s", "number", 0, DAY_S),
-    Setting("max_recovery_s", "number", 0, DAY_S, above=True),
-    Setting("max_unhealthy_s", "number", 0, DAY_S),
-    Setting("stall_timeout_s", "number", 0, DAY_S),
-    Setting("snapshot_interval_s", "number", 0.1, DAY_S),
-    Setting("gpu_health_max_age_s", "number", 0, DAY_S),
+    Setting("frame_interval_s", "number", 0.05, 3600,
+            help="seconds between two frames of a Python worker"),
+    Setting("startup_timeout_s", "number", 0, DAY_S, above=True,
+            help="seconds of silence allowed while a worker loads"),
+    Setting("staleness_interval_s", "number", 0.05, 3600,
+            help="seconds of silence that count as one miss"),
+    Setting("max_misses", "whole", 1, 1000,
+            help="misses in a row after which the worker is killed"),
+    Setting("min_recovery_s", "number", 0, DAY_S,
+            help="seconds that a worker which says it is recovering gets at least"),
+    Setting("max_recovery_s", "number", 0, DAY_S, above=True,
+            help="seconds that it gets at most, from its first frame that says so"),
+    Setting("max_unhealthy_s", "number", 0, DAY_S,
+            help="seconds after which a worker that calls itself unhealthy is killed (0: never)"),
+    Setting("stall_timeout_s", "number", 0, DAY_S,
+            help="seconds without progress before a Python worker stops pinging the "
+                 "watchdog (0: it never stops)"),
+    Setting("snapshot_interval_s", "number", 0.1, DAY_S,
+            help="seconds between two records of the workers' health in the store"),
+    Setting("gpu_health_max_age_s", "number", 0, DAY_S,
+            help="seconds after which what the store says of the GPU is ignored"),
 )
 STORE = (
-    Setting("url", "text", form=parse_store_url),
-    Setting("password_file", "path"),
-    Setting("ca_file", "path"),
-    Setting("work_user", "text"),
-    Setting("work_password_file", "path"),
+    Setting("url", "text", form=parse_store_url,
+            help="a directory on this host, or arangodb+tls://USER@HOST:PORT,HOST:PORT/DATABASE"),
+    Setting("password_file", "path",
+            help="a file with the password for ArangoDB, and nothing else"),
+    Setting("ca_file", "path",
+            help="the certificates to trust for arangodb+tls, instead of the system's"),
+    Setting("work_user", "text",
+            help="another user of ArangoDB, for jobs and history"),
+    Setting("work_password_file", "path",
+            help="a file with the password of work_user"),
 )
-WEB = (Setting("listen", "text", form=check_listen),)
+WEB = (
+    Setting("listen", "text", form=check_listen,
+            help="where a web page is to be served; this version has none"),
+)
 POOL = (
-    Setting("workers", "whole", 0, 4096),
-    Setting("entrypoint", "text", form=check_entrypoint),
-    Setting("command", "command"),
-    Setting("watchdog_s", "number", SHORTEST_S, DAY_S),
-    Setting("stop_timeout_s", "number", SHORTEST_S, DAY_S),
-    Setting("idle_evict_s", "number", 0, YEAR_S),
-    Setting("claim_timeout_s", "number", 0, DAY_S, above=True),
-    Setting("crash_policy", "word", words=get_args(CrashPolicy)),
-    Setting("crash_max_retries", "whole", 0, 1_000_000),
-    Setting("job_max_crashes", "whole", 1, 1000),
+    Setting("workers", "whole", 0, 4096,
+            help="the number of workers; they are numbered from 0"),
+    Setting("entrypoint", "text", form=check_entrypoint,
+            help="a subclass of nomarr_systemd.worker.runtime.Worker, as package.module:Class"),
+    Setting("command", "command",
+            help="instead of entrypoint: any program that keeps the worker contract"),
+    Setting("watchdog_s", "number", SHORTEST_S, DAY_S,
+            help="seconds without WATCHDOG=1 after which systemd kills a worker"),
+    Setting("stop_timeout_s", "number", SHORTEST_S, DAY_S,
+            help="seconds that a worker may take to finish its job when it is asked to stop"),
+    Setting("idle_evict_s", "number", 0, YEAR_S,
+            help="seconds without a job after which a Python worker is to free its "
+                 "models (0: never)"),
+    Setting("claim_timeout_s", "number", 0, DAY_S, above=True,
+            help="seconds after which the job of a worker that vanished unseen is settled"),
+    Setting("crash_policy", "word", words=get_args(CrashPolicy),
+            help="what becomes of a job when its worker dies"),
+    Setting("crash_max_retries", "whole", 0, 1_000_000,
+            help="crashes since the last clean stop after which the next one fails the whole pool"),
+    Setting("job_max_crashes", "whole", 1, 1000,
+            help="a job that has killed this many workers is quarantined"),
 )
+# fmt: on
 HOMES = {
     "[policy], [pool.NAME.policy] or [worker.INSTANCE.policy]": POLICY,
     "[health]": HEALTH,
@@ -131,7 +174,7 @@ HOMES = {
 
 
 def check(setting: Setting, value: object) -> Iterator[Fault]:
-    """Everything that is wrong with ``value``; nothing when it is good."""
+    """Everything that is wrong with ``value``."""
     match setting.kind, value:
         case ("whole", int()) | ("number", int() | float()) if _within(setting, value):
             return
@@ -152,14 +195,14 @@ def check(setting: Setting, value: object) -> Iterator[Fault]:
 
 
 def convert(setting: Setting, value: Any) -> Any:
-    """A good value as the configuration keeps it."""
+    """Convert a good value to the type that the configuration has."""
     if setting.kind == "number":
         return float(value)
     return tuple(value) if isinstance(value, list) else value
 
 
 def explain_unknown(key: str, known: Iterable[str]) -> Fault:
-    """Why ``key`` is not one of the ``known``, and which of them or where it may be meant."""
+    """The fault of an unknown key: where it belongs, or the nearest ``known`` one."""
     known = tuple(known)
     for home, settings in HOMES.items():
         if any(setting.key == key for setting in settings):
@@ -211,48 +254,3 @@ def _check_command(items: list[object]) -> Iterator[Fault]:
             yield Fault(f"{quote(item)} has a NUL, which no argument can have", at=(n,))
         elif n == 0 and not (item.startswith("/") and item.isprintable()):
             yield Fault(f"{quote(item)} is not the absolute path of a program", at=(n,))
-
-
-MEANINGS: Final = {
-    # [policy]
-    "max_restarts": "restarts within the window; the failure after that is one too many",
-    "window_s": "the length of the sliding window",
-    "max_lifetime_restarts": "restarts in all since the last reset; 0: no such limit",
-    "backoff_base_s": "the wait before the first restart",
-    "backoff_multiplier": "each further wait is longer by this factor",
-    "backoff_max_s": "the longest wait; also that of a restart decided while the store is away",
-    "backoff_jitter": "a wait is longer or shorter by up to this share of itself",
-    "stable_after_s": "a worker that ran for so long begins with the first wait again",
-    "on_exhausted": "when the window is full: mask the unit, or restart when it has room again",
-    "never_restart": "exit statuses that no restart mends: the unit is masked at once",
-    # [health]
-    "frame_interval_s": "a Python worker sends a frame this often",
-    "startup_timeout_s": "silence that is allowed while a worker loads",
-    "staleness_interval_s": "silence that counts as one miss",
-    "max_misses": "so many misses in a row, and the worker is killed",
-    "min_recovery_s": "what a worker that says it is recovering gets at least",
-    "max_recovery_s": "what it gets at most, from its first word of it",
-    "max_unhealthy_s": "a worker that calls itself unhealthy for so long is killed; 0: never",
-    "stall_timeout_s": "a Python worker without progress for so long pings no more; 0: it does",
-    "snapshot_interval_s": "the supervisor writes the workers' health to the store this often",
-    "gpu_health_max_age_s": "what the store says of the GPU is ignored when it is older",
-    # [store]
-    "url": "a directory on this host, or arangodb+tls://USER@HOST:PORT,HOST:PORT/DATABASE",
-    "password_file": "a file with the password for ArangoDB, and nothing else",
-    "ca_file": "the certificates to trust for arangodb+tls, instead of the system's",
-    "work_user": "another user of ArangoDB, for jobs and history",
-    "work_password_file": "a file with the password of work_user",
-    # [web]
-    "listen": "where a web page is to be served; this version has none",
-    # [pool.NAME]
-    "workers": "how many there are; they are numbered from 0",
-    "entrypoint": "a subclass of nomarr_systemd.worker.runtime.Worker, as package.module:Class",
-    "command": "instead of entrypoint: any program that keeps the worker contract",
-    "watchdog_s": "systemd kills a worker that sends no WATCHDOG=1 for so long",
-    "stop_timeout_s": "how long a worker may take for its job when it is asked to stop",
-    "idle_evict_s": "a Python worker idle for so long is to free its models; 0: never",
-    "claim_timeout_s": "after so long a job is settled whose worker vanished and nobody saw it",
-    "crash_policy": "what becomes of the job in hand when its worker dies",
-    "crash_max_retries": "more crashes than this since the last clean stop fail the whole pool",
-    "job_max_crashes": "a job that killed so many workers is quarantined",
-}

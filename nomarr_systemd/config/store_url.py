@@ -1,6 +1,6 @@
-"""Where the store is: the two kinds of URL, taken apart. Nothing is opened here.
+"""Parse the URL of the store, of which there are two kinds. Nothing is opened here.
 
-No message repeats the URL: somebody may have put a password into it, wherever it does not belong.
+No message repeats the URL: it may have a password in it where none belongs.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ArangoUrl(NamedTuple):
 
 
 def parse_store_url(url: str) -> SqliteUrl | ArangoUrl:
-    """What ``url`` names, or BadName and why it names nothing."""
+    """The parsed URL, or BadName with the reason."""
     if not url.isprintable():
         raise _bad("it has characters that cannot be printed")
     if url.startswith(_SQLITE):
@@ -111,7 +111,7 @@ def _parse_host(hosts: list[str], number: int) -> tuple[str, int]:
 
 
 def _check_ipv6(host: str) -> None:
-    from ipaddress import AddressValueError, IPv6Address  # rare, and dear at start-up
+    from ipaddress import AddressValueError, IPv6Address  # rare, and slow to import
 
     try:
         IPv6Address(host)

@@ -1,7 +1,7 @@
-"""``[pool.NAME.unit]``: which systemd directives a pool may set, and which the design owns.
+"""``[pool.NAME.unit]``: which systemd directives a pool may set, and which are reserved.
 
 A directive that is not in the table is allowed; whether systemd knows it is for
-``systemd-analyze verify`` to say. Rendering them into a drop-in happens elsewhere.
+``systemd-analyze verify`` to say. They are rendered into a drop-in by ``systemd.unit_files``.
 """
 
 from __future__ import annotations
@@ -75,12 +75,12 @@ OWNED = (
     Owned("Also", "nomarrctl apply says what starts", "set workers"),
     Owned("Alias", "a worker has one name"),
 )
-# An empty text makes systemd forget what the unit itself says: these may be added to, not emptied.
+# An empty text clears what the unit itself sets; these may only be added to.
 NEVER_EMPTIED = ("After", "Environment")
 
 
 def check_directive(name: str, value: object) -> Iterator[Fault]:
-    """Everything that is wrong with one directive; nothing when it may stand in the unit."""
+    """Everything that is wrong with one directive."""
     if not _NAME.fullmatch(name):
         yield Fault("that is not the name of a systemd directive", 'write e.g. MemoryMax = "4G"')
         return

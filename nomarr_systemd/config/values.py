@@ -1,6 +1,6 @@
-"""The configuration as values: what the file says, with every default filled in and every
-override merged. Reading TOML and finding mistakes is ``configfile``'s; here it only round-trips
-through JSON, which is all that the resident programs read.
+"""The configuration as values: what the file says, with every default filled in and every override
+merged. ``file`` reads TOML and ``check`` finds mistakes; here it only becomes JSON and comes back,
+which is all that the resident programs read.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Pool(NamedTuple):
     crash_max_retries: int | None = None
     job_max_crashes: int = 2
     rules: Rules = DEFAULT_RULES
-    own_rules: tuple[str, ...] = ()  # the keys that stand in [pool.NAME.policy]
+    own_rules: tuple[str, ...] = ()  # the keys set in [pool.NAME.policy]
     unit: tuple[tuple[str, Directive], ...] = ()
 
 
@@ -68,7 +68,7 @@ class Config(NamedTuple):
 
     store: StoreSettings = StoreSettings()
     policy: Rules = DEFAULT_RULES
-    own_policy: tuple[str, ...] = ()  # the keys that stand in [policy]
+    own_policy: tuple[str, ...] = ()  # the keys set in [policy]
     health: HealthRules = HealthRules()
     web: WebSettings = WebSettings()
     pools: tuple[Pool, ...] = ()
@@ -95,7 +95,7 @@ class Config(NamedTuple):
         return own.rules if own else pool.rules
 
     def find_rules(self, component: Component) -> Rules:
-        """The same for any worker; of one that is no longer configured, the default's."""
+        """The same for any worker; for one that is no longer configured, those of [policy]."""
         try:
             return self.rules_for(component)
         except NoSuchWorker:
@@ -115,7 +115,7 @@ class Config(NamedTuple):
         return next((own for own in self.workers if own.component == component), None)
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as JSON can hold it."""
+        """The configuration as a dict that JSON can hold."""
         return {
             "store": self.store._asdict(),
             "policy": self.policy._asdict(),
@@ -135,11 +135,10 @@ class Config(NamedTuple):
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> Config:
-        """The configuration that ``to_dict`` gave.
+        """The configuration that ``to_dict`` returned, or ConfigError.
 
         After an upgrade or a downgrade the reader may be of another version than the writer: a
-        field that is missing has its default, one that is unknown is passed over. The controller
-        must run.
+        missing field gets its default, an unknown one is skipped. The controller must run.
         """
         try:
             return cls(
@@ -153,7 +152,7 @@ class Config(NamedTuple):
             )
         except (AttributeError, KeyError, TypeError, ValueError, NomarrError) as error:
             raise ConfigError(
-                f"the resolved configuration is damaged: {error}", hint="run nomarrctl apply"
+                f"the applied configuration is damaged: {error}", hint="run nomarrctl apply"
             ) from error
 
 
@@ -166,7 +165,7 @@ def _build(kind: type[_Value], stored: Mapping[str, Any]) -> _Value:
 
 
 def _restore(name: str, value: Any) -> Any:
-    """What JSON made of a field, as the field has it."""
+    """Convert a decoded JSON value back to the field's type."""
     if name == "component":
         return parse_component(value)
     if name == "rules":

@@ -23,8 +23,9 @@ from nomarr_systemd.core.errors import ConfigError, NomarrError, StoreError
 from nomarr_systemd.core.plan import plan
 from nomarr_systemd.core.world import Outcome, World
 from nomarr_systemd.host import clock
+from nomarr_systemd.host.configuration import read_applied
 from nomarr_systemd.host.layout import Paths
-from nomarr_systemd.host.program_options import PLACES, parse_options, read_config
+from nomarr_systemd.host.program_options import PLACES, parse_options
 from nomarr_systemd.systemd.manager import SUPERVISOR, Manager, ManagerError, monotonic_ms
 from nomarr_systemd.systemd.notify import listen_fds, notify
 
@@ -189,7 +190,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         work = _choose(flags)
         while True:
             applied = find_stamp(paths)  # before it is read: then nothing new is missed
-            site = Site(paths, read_config(paths), Manager(user=paths.user))
+            site = Site(paths, read_applied(paths), Manager(user=paths.user))
             with contextlib.closing(site):
                 if not work(site, applied):
                     return 0

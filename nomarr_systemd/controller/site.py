@@ -15,8 +15,8 @@ from nomarr_systemd.host.layout import Paths
 from nomarr_systemd.host.machine import host_of
 from nomarr_systemd.ledger.incidents import Breaker
 from nomarr_systemd.ledger.ledger import Ledger
+from nomarr_systemd.ledger.public import open_policy_store
 from nomarr_systemd.ledger.spool import Spool
-from nomarr_systemd.store.open import open_store
 from nomarr_systemd.store.protocol import Store
 from nomarr_systemd.systemd.manager import Manager
 
@@ -37,15 +37,7 @@ class Site:
     @property
     def store(self) -> Store:
         if self._store is None:
-            settings = self.config.store
-            self._store = open_store(
-                settings.url,
-                "policy",
-                password_file=settings.password_file,
-                ca_file=settings.ca_file,
-                public_directory=self.paths.public,
-                public_host=self._host,
-            )
+            self._store = open_policy_store(self.config.store, self.paths.public, self._host)
         return self._store
 
     @property

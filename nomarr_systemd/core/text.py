@@ -54,7 +54,7 @@ def spell(path: tuple[str | int, ...]) -> str:
 
 
 def ask_for(word: str, known: Iterable[str]) -> str:
-    """A question that names the nearest of the ``known`` words, if one is near."""
+    """``did you mean …?`` with the nearest ``known`` word; empty if none is near."""
     from difflib import get_close_matches  # only a mistake pays for it
 
     plain = {_plain(candidate): candidate for candidate in known}
@@ -107,3 +107,8 @@ def describe_ms(ms: int) -> str:
                 return f"{text} {rest} {smaller}" if rest else text
             return text
     raise AssertionError(ms)  # every duration of a second or more has found its unit
+
+
+def count(number: int, noun: str = "worker") -> str:
+    """``1 worker``, ``2 workers``."""
+    return f"{number} {noun}" + ("" if number == 1 else "s")

@@ -166,7 +166,7 @@ class Lab:
         return self.run(command, check=check, timeout_s=timeout_s).stdout
 
     def journal(self, *arguments: str) -> str:
-        """What ``journalctl`` prints: the manager's, the programs' and the services' words."""
+        """What ``journalctl`` prints: lines of the manager, the programs and the services."""
         command = ["nsenter", f"--target={self.pid}", "--mount", "--", "journalctl", "--no-pager"]
         done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
         return done.stdout

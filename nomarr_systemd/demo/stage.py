@@ -1,7 +1,7 @@
-"""What the demo is played on: a private systemd, nomarrctl in it, looks at what is so, and words.
+"""What the story of the demo uses: nomarrctl in a private systemd, waits, checks of claims, and
+lines for the reader, which the caller's function shows.
 
-A wait that ends in vain names what was waited for, and shows what the journal has of who it was
-about. Everything printed that a worker said is made harmless first.
+A wait that fails names what was waited for, and shows the journal of the workers in question.
 """
 
 from __future__ import annotations
@@ -11,36 +11,58 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
-
-import click
+from typing import Any, Final, Literal, TypeVar
 
 import nomarr_systemd
-from nomarr_systemd.cli.common import printable
-from nomarr_systemd.core.account import Account, from_doc
+from nomarr_systemd.core.account import Account
 from nomarr_systemd.core.errors import NomarrError
 from nomarr_systemd.core.ids import parse_component
 from nomarr_systemd.demo.lab import Lab
+from nomarr_systemd.ledger.public import read_published
 
 PATIENCE_S: Final = 60.0  # for each wait: a slow disk or a busy machine is no failure
 LOOK_AGAIN_S: Final = 0.05
 LINES: Final = 40
 
 _Found = TypeVar("_Found")
+Kind = Literal["chapter", "text", "command", "answer", "tick"]
+Show = Callable[[Kind, str], None]  # shows one line, or a program's whole answer
 
 
 class DemoFailed(NomarrError):
-    """Something the demo claims turned out not to be so."""
+    """A claim of the demo does not hold."""
 
     code = "demo-failed"
 
 
 class Stage:
-    """A lab with an installation of ours, seen from outside."""
+    """A lab with an installation of ours."""
 
-    def __init__(self, lab: Lab, config: str) -> None:
+    def __init__(self, lab: Lab, config: str, show: Show) -> None:
         self.lab = lab
         self._config = config
+        self._show = show
+
+    def say(self, text: str) -> None:
+        """Begin a chapter."""
+        self._show("chapter", text)
+
+    def explain(self, text: str) -> None:
+        self._show("text", text)
+
+    def command(self, text: str) -> None:
+        """Show what a person would type."""
+        self._show("command", text)
+
+    def quote(self, text: str) -> None:
+        """Show what a program answered."""
+        self._show("answer", text)
+
+    def check(self, holds: bool, claim: str) -> None:
+        """Show the claim as checked, or raise DemoFailed."""
+        if not holds:
+            raise DemoFailed(f"not so: {claim}", hint="please report this with the output above")
+        self._show("tick", claim)
 
     def ctl(self, *arguments: str, check: bool = True) -> str:
         """What nomarrctl prints for a user in the lab."""
@@ -55,7 +77,7 @@ class Stage:
             done = self.lab.run(command, check=False, timeout_s=2 * PATIENCE_S)
             if not check or not done.returncode:
                 return done.stdout
-            # A disk so slow that others hold the store for seconds: as a person would, once more.
+            # On a slow disk others hold the store for seconds: retry, as a person would.
             if "stayed locked" not in done.stderr or time.monotonic() > ends:
                 said = f"nomarrctl {arguments[0]}: exit status {done.returncode}"
                 raise DemoFailed(said, hint=done.stderr.strip())
@@ -79,15 +101,11 @@ class Stage:
         return {os.path.basename(job["path"]): job for job in found["jobs"]}
 
     def account(self, instance: str) -> Account:
-        path = f"{self.lab.home}/.local/state/nomarr/public/{instance}.json"
-        try:
-            with open(path, encoding="utf-8") as file:
-                return from_doc(json.load(file))
-        except FileNotFoundError:
-            return Account(parse_component(instance).component_id)
+        public = f"{self.lab.home}/.local/state/nomarr/public"
+        return read_published(public, parse_component(instance)).account
 
     def decision(self, instance: str, invocation: str = "") -> str:
-        """What the controller has said last in the journal, about the worker or one run of it."""
+        """The controller's last line in the journal about the worker, or one run of it."""
         matches = [f"NOMARR_INSTANCE={instance}", "SYSLOG_IDENTIFIER=nomarr-controller"]
         if invocation:
             matches.append(f"NOMARR_INVOCATION_ID={invocation}")
@@ -95,7 +113,7 @@ class Stage:
         return said.splitlines()[-1] if said else ""
 
     def said_by(self, instance: str) -> list[str]:
-        """The journal of a worker: its own words, systemd's and the controller's about it.
+        """The journal of a worker: its own lines, systemd's and the controller's about it.
 
         A journal of root's does not know the units of a private manager by name, only its cgroups.
         """
@@ -113,7 +131,7 @@ class Stage:
         return lines
 
     def wait(self, look: Callable[[], _Found | None], what: str, *instances: str) -> _Found:
-        """What ``look`` finds in the end; ``instances`` are the workers that it is about."""
+        """Call ``look`` until it finds something; ``instances`` are the workers in question."""
         ends = time.monotonic() + PATIENCE_S
         while not (found := look()):
             if time.monotonic() > ends:
@@ -134,29 +152,3 @@ class Stage:
             said = self.lab.journal(f"SYSLOG_IDENTIFIER={name}", "--quiet", "--lines=10")
             parts.append(said.rstrip() or "nothing")
         return "\n".join(parts)
-
-
-def say(text: str) -> None:
-    """The head of a chapter."""
-    click.echo("\n" + click.style(text, bold=True, fg="cyan"))
-
-
-def explain(text: str) -> None:
-    click.echo(f"  {text}")
-
-
-def command(text: str) -> None:
-    """What somebody would type."""
-    click.echo("  " + click.style(f"$ {text}", bold=True))
-
-
-def quote(text: str) -> None:
-    """What a program answered, line by line."""
-    for line in printable(text).rstrip().split("\n"):
-        click.echo("  " + click.style(f"│ {line}".rstrip(), fg="yellow"))
-
-
-def check(holds: bool, claim: str) -> None:
-    if not holds:
-        raise DemoFailed(f"not so: {claim}", hint="please report this with the output above")
-    click.echo(click.style(f"  ✓ {claim}", fg="green"))

@@ -9,7 +9,7 @@ from nomarr_systemd.core.time import Moment
 
 
 def now() -> Moment:
-    """This moment by wall time and by time since boot, suspend included."""
+    """The present moment by wall time and by time since boot, suspend included."""
     return Moment(
         time.time_ns() // 1_000_000,
         read_boot_id(),

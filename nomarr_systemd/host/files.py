@@ -1,11 +1,16 @@
-"""Files that are there whole or not at all, also after a power cut; and files to lock by."""
+"""Files that are written whole or not at all, also after a power cut; and the one lock."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
+import time
 from collections.abc import Iterator
+from typing import Final
+
+_RETRY_S: Final = 0.002
 
 
 def write_durably(path: str, content: bytes, *, mode: int = 0o600) -> None:
@@ -44,12 +49,31 @@ def sync_directory(directory: str) -> None:
 
 
 @contextlib.contextmanager
-def locked(path: str) -> Iterator[None]:
-    """Wait until nobody else has this file locked, and keep it so; a kill lets go of it."""
+def locked(path: str, patience_s: float | None = None) -> Iterator[None]:
+    """Hold an exclusive lock on this file, which is created if missing; a kill releases it.
+
+    Waits without end, or ``patience_s`` at most: then TimeoutError, an OSError that names the
+    file. A symbolic link in its place is refused.
+    """
     os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+        if patience_s is None:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        else:
+            _lock_within(fd, path, patience_s)
         yield
     finally:
         os.close(fd)
+
+
+def _lock_within(fd: int, path: str, patience_s: float) -> None:
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            if time.monotonic() >= deadline:
+                why = f"it stayed locked for {patience_s:g} s"
+                raise TimeoutError(errno.ETIMEDOUT, why, path) from error
+        time.sleep(_RETRY_S)

@@ -1,5 +1,5 @@
-"""Holds: a file for each instance that must not start, which the unit's condition looks for; so
-it survives a reboot. A person's hold is a pause; the others are the controller's.
+"""Holds: one file for each instance that must not start; the unit's condition looks for it, so a
+hold survives a reboot. A hold made by a person is a pause; the controller makes the others.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from nomarr_systemd.core.ids import Component
 from nomarr_systemd.host.files import remove, sync_directory, write_durably
 
 PAUSED: Final = "paused by "
-# Out of the condition's sight, but not forgotten: the start that follows may be cut off.
+UNREADABLE: Final = "its hold cannot be read: "
+# The condition does not look for this name; it remembers that a start is still to follow.
 _RESUMING: Final = ".resuming"
 _MAX_TEXT: Final = 500
 
@@ -23,20 +24,25 @@ class Holds:
         self._directory = directory
 
     def read(self, worker: Component) -> str:
-        """Why the worker may not start; empty if it may."""
+        """Why the worker may not start; empty if it may.
+
+        Never raises: systemd refuses the start of a worker whose hold exists, readable or not.
+        """
         try:
             with open(self._path(worker), encoding="utf-8", errors="replace") as file:
                 return file.read(_MAX_TEXT).strip() or "held"
         except FileNotFoundError:
             return ""
+        except OSError as error:
+            return f"{UNREADABLE}{error.strerror} ({self._path(worker)})"
 
     def hold(self, worker: Component, why: str) -> None:
-        """Hold it for a reason that is no person's."""
+        """Hold it for a reason of the controller's."""
         os.makedirs(self._directory, 0o755, exist_ok=True)
         write_durably(self._path(worker), f"{why}\n".encode(), mode=0o644)
 
     def pause(self, worker: Component, by: str) -> bool:
-        """Hold it for a person; False if somebody did already."""
+        """Hold it for a person; False if it is paused already."""
         if self.read(worker).startswith(PAUSED):
             return False
         self.hold(worker, f"{PAUSED}{by}")
@@ -44,35 +50,35 @@ class Holds:
         return True
 
     def is_paused(self, worker: Component) -> bool:
-        """Whether a person holds it, or began to resume it and was cut off."""
+        """True if a person paused it, or a resume of it was cut off before the start."""
         resuming = os.path.exists(self._path(worker) + _RESUMING)
         return resuming or self.read(worker).startswith(PAUSED)
 
     def begin_resume(self, worker: Component) -> None:
-        """From here on it may start."""
+        """Let it start, and remember that the start is still to follow."""
         path = self._path(worker)
         if os.path.exists(path):
             os.rename(path, path + _RESUMING)
             sync_directory(self._directory)
 
     def end_resume(self, worker: Component) -> None:
-        """It was started."""
+        """Forget the resume: the worker was started."""
         remove(self._path(worker) + _RESUMING)
 
     def release(self, worker: Component) -> None:
-        """End a hold that no person asked for; a pause stays."""
+        """Remove a hold of the controller's; a pause stays, and so does what cannot be read."""
         why = self.read(worker)
-        if why and not why.startswith(PAUSED):
+        if why and not why.startswith((PAUSED, UNREADABLE)):
             remove(self._path(worker))
 
     def forget(self, instance: str) -> bool:
-        """Whatever there is for an instance that is no longer configured."""
+        """Remove every file of an instance that is no longer configured; False if there is none."""
         path = os.path.join(self._directory, instance)
         found = [remove(path), remove(path + _RESUMING)]
         return any(found)
 
     def instances(self) -> list[str]:
-        """All that have a hold, configured or not."""
+        """All instances that have a hold, configured or not."""
         try:
             names = os.listdir(self._directory)
         except FileNotFoundError:

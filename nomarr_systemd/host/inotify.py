@@ -19,7 +19,7 @@ _BUFFER: Final = 65536
 
 
 class DirectoryWatch:
-    """Tells which names in a directory came, went or were replaced. ``fd`` is for a poll."""
+    """Reports which names in a directory were added, removed or replaced. ``fd`` is for poll()."""
 
     def __init__(self, directory: str) -> None:
         """OSError if the directory cannot be watched."""

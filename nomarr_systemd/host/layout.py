@@ -1,5 +1,5 @@
-"""Where an installation keeps its files, and what makes those that no package has made: a user's
-own, the demo's, a test's. The system's come from packaging/nomarr.tmpfiles and the package.
+"""The paths of an installation, and functions that create what no package has created: for a user,
+the demo, a test. The system's come from packaging/nomarr.tmpfiles and the package.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ import sys
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-SYSTEM_STATE = "/var/lib/nomarr"
+SYSTEM_STATE: Final = "/var/lib/nomarr"
+LIBEXEC: Final = "/usr/lib/nomarr-systemd"  # where a package has the programs
 # The programs that the units name, and the module whose main() each one runs.
 PROGRAMS: Final = {
     "nomarr-supervisor": "nomarr_systemd.supervisor.main",
     "nomarr-controller": "nomarr_systemd.controller.main",
     "nomarr-worker": "nomarr_systemd.worker.main",
 }
-# Ours alone need nothing that ``site`` looks for, which may take as long as all the rest; a worker
-# is also its user's.
+# Our own programs need nothing of ``site``, which may take as long as all the rest; a worker may.
 _OPTIONS: Final = {"nomarr-worker": ""}
 _PROGRAM: Final = """\
 #!{python}{options}
@@ -42,7 +42,7 @@ class Paths(NamedTuple):
 
     @property
     def failures(self) -> str:
-        """The FIFO on which the hook rings the controller; PID 1 keeps it."""
+        """The FIFO by which the hook wakes the controller; PID 1 holds it."""
         return f"{self.runtime}/nomarr/failures"
 
     @property
@@ -81,7 +81,7 @@ class Paths(NamedTuple):
 
     @property
     def public(self) -> str:
-        """The ledger's accounts, for those who may only read."""
+        """The ledger's accounts, for users who may only read."""
         return f"{self.state}/public"
 
     @property
@@ -95,13 +95,13 @@ def system_paths() -> Paths:
 
 
 def user_paths() -> Paths:
-    """Those of the user who runs this program."""
+    """The paths of the user who runs this program."""
     runtime = os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
     return Paths(runtime, os.path.expanduser("~/.local/state/nomarr"), user=True)
 
 
 def make_directories(paths: Paths) -> None:
-    """What the programs expect to be there; what is there stays as it is."""
+    """Create the directories that the programs expect; existing ones stay as they are."""
     for directory in (f"{paths.runtime}/nomarr", paths.state, paths.hold):
         os.makedirs(directory, 0o755, exist_ok=True)
     for directory in (paths.pending, paths.spool):
@@ -111,7 +111,7 @@ def make_directories(paths: Paths) -> None:
 
 
 def make_programs(directory: str, *, python: str = sys.executable, search: Sequence[str]) -> None:
-    """The programs as scripts for this Python, which look for modules in ``search`` first."""
+    """Write the programs as scripts for this Python, with ``search`` first in their path."""
     os.makedirs(directory, 0o755, exist_ok=True)
     ours = python == sys.executable
     packages = [path for path in sys.path if ours and path.endswith("-packages")]

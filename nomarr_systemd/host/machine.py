@@ -75,7 +75,7 @@ def systemd_version() -> int:
 
 
 def host_of(url: str) -> str:
-    """This host's name among those that share the store; empty where none do."""
+    """This host's name in a store that several share; empty for a store of one host."""
     if isinstance(parse_store_url(url), SqliteUrl):
         return ""
     try:

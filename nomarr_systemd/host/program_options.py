@@ -1,16 +1,13 @@
-"""What the resident programs begin with: their options, and the configuration that was applied.
+"""The options of the resident programs.
 
-Options are read by hand: ``argparse`` takes longer to import than all that is done with them.
+Read by hand: importing ``argparse`` takes longer than everything that is done with them.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Final
 
-from nomarr_systemd.config.values import Config
-from nomarr_systemd.core.errors import ConfigError
 from nomarr_systemd.host.layout import SYSTEM_STATE, Paths
 
 PLACES: Final = "[--runtime=DIRECTORY] [--state=DIRECTORY] [--user]"
@@ -30,14 +27,3 @@ def parse_options(argv: Sequence[str], flags: Sequence[str] = ()) -> tuple[Paths
         else:
             return None
     return Paths(runtime, state, "--user" in given), given
-
-
-def read_config(paths: Paths) -> Config:
-    """The configuration that ``nomarrctl apply`` resolved."""
-    try:
-        with open(paths.resolved, encoding="utf-8") as file:
-            return Config.from_dict(json.load(file))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(
-            f"cannot read {paths.resolved}: {error}", hint="run nomarrctl apply"
-        ) from error

@@ -1,4 +1,4 @@
-"""Health as it was: samples of every worker, written now and then, for people and diagrams.
+"""Samples of every worker's health, written from time to time for people and diagrams.
 
 Nothing is decided by them. They are best effort, and pruned after a few days.
 """
@@ -19,7 +19,7 @@ _FROM_FRAME: Final = ("phase", "job", "pid", "seq", "progress_age_s", "metrics")
 
 
 class Sample(NamedTuple):
-    """One worker at one moment. ``line`` is its last frame, taken apart only when written."""
+    """One worker at one moment. ``line`` is its last frame, decoded only when it is written."""
 
     component_id: str
     wall_ms: int
@@ -33,12 +33,12 @@ class Sample(NamedTuple):
 
 
 def append(store: Store, samples: Sequence[Sample]) -> None:
-    """Write samples in one go."""
+    """Write samples in one write."""
     store.append(COLLECTION, [_document(sample) for sample in samples])
 
 
 def prune(store: Store, now_ms: int, *, keep_days: float = KEEP_DAYS) -> int:
-    """Remove what is older; returns how many."""
+    """Remove samples that are older; returns how many."""
     return store.prune(COLLECTION, "wall_ms", now_ms - int(keep_days * _DAY_MS))
 
 

@@ -1,5 +1,5 @@
-"""What ``nomarrctl doctor`` looks at. Each check finds facts and says what mends them; it changes
-nothing, and one that cannot look says why.
+"""The checks of ``nomarrctl doctor``. Each finds facts and says what mends them, and changes
+nothing; a check that cannot look says why.
 """
 
 from __future__ import annotations
@@ -12,19 +12,20 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Final, Literal, NamedTuple
 
-from nomarr_systemd.cli.common import Scope, count, load_config
-from nomarr_systemd.cli.workers import open_controller
 from nomarr_systemd.config.store_url import SqliteUrl, parse_store_url
 from nomarr_systemd.config.values import Config
-from nomarr_systemd.core.errors import NomarrError
+from nomarr_systemd.core.errors import ConfigError, NomarrError
 from nomarr_systemd.core.ids import UNIT_PREFIX, UNIT_SUFFIX, Component
+from nomarr_systemd.core.text import count
 from nomarr_systemd.host import clock, machine
+from nomarr_systemd.host.configuration import NotApplied, read_applied
 from nomarr_systemd.host.holds import Holds
+from nomarr_systemd.host.scope import Scope
+from nomarr_systemd.ledger.public import list_published, read_published
 from nomarr_systemd.ledger.spool import BAD_SUFFIX, Spool
 from nomarr_systemd.live import client
-from nomarr_systemd.operate import leftovers
-from nomarr_systemd.operate.apply import find_libexec, make_plan, read_resolved, unit_directory
-from nomarr_systemd.operate.overview import read_account
+from nomarr_systemd.operate import controlling, leftovers
+from nomarr_systemd.operate.apply import make_plan
 from nomarr_systemd.systemd import unit_files
 from nomarr_systemd.systemd.manager import SUPERVISOR, TARGET, Manager
 
@@ -50,8 +51,8 @@ class Finding(NamedTuple):
 Found = Iterator[tuple[Level, str, str]]
 
 
-class Patient:
-    """The installation, looked at once for all checks."""
+class Installation:
+    """The installation under examination; what several checks need is read once."""
 
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
@@ -61,58 +62,72 @@ class Patient:
         self.nomarrctl = "nomarrctl --user" if scope.user else "nomarrctl"
 
     @cached_property
+    def _applied(self) -> Config | ConfigError:
+        try:
+            return read_applied(self.paths)
+        except ConfigError as error:
+            return error
+
+    @property
     def config(self) -> Config:
-        """What is in force; what the file says before anything is."""
-        return read_resolved(self.scope) or load_config(self.scope)
+        """What was applied, or always the same ConfigError: NotApplied, or it cannot be read."""
+        if isinstance(self._applied, ConfigError):
+            raise self._applied
+        return self._applied
+
+    @property
+    def is_applied(self) -> bool:
+        return not isinstance(self._applied, NotApplied)
 
     @cached_property
     def workers(self) -> Sequence[Component]:
         return self.config.components()
 
-    @property
-    def directory(self) -> str:
-        return unit_directory(self.scope)
-
 
 def examine(scope: Scope) -> list[Finding]:
-    """Every check in turn; before the first apply only those that make sense then."""
-    patient = Patient(scope)
-    found = []
+    """Run every check; before the first apply only the checks in _ALWAYS."""
+    it = Installation(scope)
+    found: list[Finding] = []
+    told: set[NomarrError] = set()  # several checks may fail of the same
     for name, check in CHECKS.items():
-        if name not in _ALWAYS and read_resolved(scope) is None:
+        if name not in _ALWAYS and not it.is_applied:
             continue
         try:
-            found += [Finding(name, *each) for each in check(patient)]
+            found.extend(Finding(name, *each) for each in check(it))  # also those before an error
         except NomarrError as error:
-            found.append(Finding(name, "bad", str(error), error.hint))
+            closed = isinstance(error.__cause__, PermissionError)
+            if error not in told:
+                found.append(Finding(name, "warn" if closed else "bad", str(error), error.hint))
+            told.add(error)
         except PermissionError as error:
-            mend = f"sudo {patient.nomarrctl} doctor"
+            mend = f"sudo {it.nomarrctl} doctor"
             found.append(Finding(name, "warn", f"not for you to look at: {error}", mend))
         except OSError as error:
             found.append(Finding(name, "bad", str(error)))
     return found
 
 
-def check_systemd(patient: Patient) -> Found:
+def check_systemd(it: Installation) -> Found:
     version = machine.systemd_version()
     if version < LEAST_SYSTEMD:
         text = f"systemd {version or 'is missing'}; {LEAST_SYSTEMD} or newer is needed"
         yield "bad", text, "upgrade the system"
         return
-    patient.manager.show_manager("Version")
+    it.manager.show_manager("Version")
     kind = "cgroup v2" if os.path.exists("/sys/fs/cgroup/cgroup.controllers") else "cgroup v1"
     yield "ok", f"systemd {version} answers, {kind}", ""
 
 
-def check_configuration(patient: Patient) -> Found:
-    config = load_config(patient.scope)
-    yield "ok", f"{patient.scope.config_file}: {count(len(config.components()))}", ""
-    if read_resolved(patient.scope) is None:
-        yield "bad", "nothing has been applied yet", f"{patient.nomarrctl} apply"
+def check_configuration(it: Installation) -> Found:
+    config = it.scope.read_file()
+    yield "ok", f"{it.scope.config_file}: {count(len(config.components()))}", ""
+    if not it.is_applied:
+        yield "bad", "nothing has been applied yet", f"{it.nomarrctl} apply"
         return
-    plan = make_plan(patient.scope, config)
+    _ = it.config  # a ConfigError if it cannot be read
+    plan = make_plan(it.scope, config)
     differ = len(plan.changes.add) + len(plan.changes.change) + len(plan.changes.remove)
-    mend = f"{patient.nomarrctl} apply"
+    mend = f"{it.nomarrctl} apply"
     if differ or plan.settings_differ:
         text = f"the file is not what was applied ({count(differ, 'unit file')} would change)"
         yield "bad", text, mend
@@ -125,67 +140,67 @@ def check_configuration(patient: Patient) -> Found:
         yield "bad", f"left of workers that are not configured: {names}", mend
 
 
-def check_units(patient: Patient) -> Found:
-    libexec = find_libexec(patient.scope)
-    unit_files.verify(patient.config, patient.paths, libexec=libexec)
+def check_units(it: Installation) -> Found:
+    libexec = it.scope.libexec
+    unit_files.verify(it.config, it.paths, libexec=libexec)
     yield "ok", "systemd accepts every unit", ""
     programs = ("nomarr-supervisor", "nomarr-controller", "nomarr-worker")
     missing = [name for name in programs if not os.access(f"{libexec}/{name}", os.X_OK)]
     if missing:
         text = f"not in {libexec}: {', '.join(missing)}"
-        mend = f"{patient.nomarrctl} apply" if patient.scope.user else "install the package again"
+        mend = f"{it.nomarrctl} apply" if it.scope.user else "install the package again"
         yield "bad", text, mend
 
 
-def check_services(patient: Patient) -> Found:
-    shown = patient.manager.show(_RUNNING, ["LoadState", "ActiveState", "UnitFileState"])
+def check_services(it: Installation) -> Found:
+    shown = it.manager.show(_RUNNING, ["LoadState", "ActiveState", "UnitFileState"])
     for name, facts in shown.items():
         if facts["LoadState"] != "loaded":
-            yield "bad", f"{name} is {facts['LoadState']}", f"{patient.nomarrctl} apply"
+            yield "bad", f"{name} is {facts['LoadState']}", f"{it.nomarrctl} apply"
         elif facts["ActiveState"] != "active":
-            mend = f"{patient.systemctl} start {name}"
+            mend = f"{it.systemctl} start {name}"
             yield "bad", f"{name} is {facts['ActiveState']}", mend
         else:
             yield "ok", f"{name} is active", ""
     if shown[TARGET]["UnitFileState"] not in ("enabled", "enabled-runtime", "static"):
-        mend = f"{patient.systemctl} enable {TARGET}"
+        mend = f"{it.systemctl} enable {TARGET}"
         yield "warn", "workers are not started at boot", mend
     for pattern in _HELPERS:
-        for name in patient.manager.list_failed(pattern):
-            mend = f"{patient.systemctl} status {name}; {patient.systemctl} reset-failed {name}"
+        for name in it.manager.list_failed(pattern):
+            mend = f"{it.systemctl} status {name}; {it.systemctl} reset-failed {name}"
             yield "bad", f"{name} has failed", mend
 
 
-def check_supervisor(patient: Patient) -> Found:
-    if not client.ask(patient.paths.live, {"op": "snapshot"}, max_answer=8 << 20):
-        mend = f"{patient.systemctl} restart {SUPERVISOR}; are you root, or in group nomarr?"
-        yield "bad", f"the supervisor does not answer on {patient.paths.live}", mend
+def check_supervisor(it: Installation) -> Found:
+    if not client.ask(it.paths.live, {"op": "snapshot"}, max_answer=8 << 20):
+        mend = f"{it.systemctl} restart {SUPERVISOR}; are you root, or in group nomarr?"
+        yield "bad", f"the supervisor does not answer on {it.paths.live}", mend
     else:
         yield "ok", "the supervisor answers", ""
-    shown = patient.manager.show([SUPERVISOR], ["NFileDescriptorStore"])[SUPERVISOR]
+    shown = it.manager.show([SUPERVISOR], ["NFileDescriptorStore"])[SUPERVISOR]
     stored = int(shown.get("NFileDescriptorStore") or 0)
-    wanted = len(patient.workers) + 1
-    restart = f"{patient.systemctl} restart {SUPERVISOR}"
+    wanted = len(it.workers) + 1
+    restart = f"{it.systemctl} restart {SUPERVISOR}"
     if stored < wanted:
         yield "bad", f"systemd keeps {stored} of its {wanted} descriptors", restart
     else:
         yield "ok", f"systemd keeps {stored} descriptors for it", ""
-    missing = [each for each in patient.workers if not _is_fifo(_pipe(patient, each))]
+    missing = [each for each in it.workers if not _is_fifo(_pipe(it, each))]
     if missing:
         names = ", ".join(worker.instance for worker in missing[:5])
-        yield "bad", f"no pipe for {names}", f"{patient.systemctl} reload {SUPERVISOR}"
+        yield "bad", f"no pipe for {names}", f"{it.systemctl} reload {SUPERVISOR}"
 
 
-def check_failures(patient: Patient) -> Found:
-    paths = patient.paths
-    restart = f"{patient.systemctl} restart nomarr-controller.socket"
+def check_failures(it: Installation) -> Found:
+    paths = it.paths
+    restart = f"{it.systemctl} restart nomarr-controller.socket"
     if not _is_fifo(paths.failures):
         yield "bad", f"{paths.failures} is not there, or is no FIFO", restart
     elif os.lstat(paths.failures).st_mode & 0o077:
         yield "bad", f"{paths.failures} is open to others", restart
     else:
         yield "ok", "the failures FIFO is there", ""
-    reconcile = f"{patient.nomarrctl} reconcile"
+    reconcile = f"{it.nomarrctl} reconcile"
     old = [name for name in os.listdir(paths.pending) if _age_s(paths.pending, name) > _PENDING_S]
     if old:
         yield "bad", f"{count(len(old), 'failure')} waiting to be booked", reconcile
@@ -204,13 +219,12 @@ def check_failures(patient: Patient) -> Found:
         )
 
 
-def check_store(patient: Patient) -> Found:
-    settings = patient.config.store
-    if not patient.scope.user and os.geteuid() != 0:
-        yield "warn", "only root may open the ledger", f"sudo {patient.nomarrctl} doctor"
+def check_store(it: Installation) -> Found:
+    settings = it.config.store
+    if not it.scope.user and os.geteuid() != 0:
+        yield "warn", "only root may open the ledger", f"sudo {it.nomarrctl} doctor"
         return
-    with open_controller(patient.scope, patient.config) as controller:
-        accounts = controller.ledger.accounts()
+    accounts = controlling.read_accounts(it.scope, it.config)
     yield "ok", f"the ledger is readable, {count(len(accounts), 'account')}", ""
     now_ms = clock.now().wall_ms
     newest = max((account.updated_at_wall_ms or 0 for account in accounts), default=0)
@@ -232,9 +246,9 @@ def check_store(patient: Patient) -> Found:
         yield "warn", text, f"keep it elsewhere or remove it: ls {parsed.directory}"
 
 
-def check_rights(patient: Patient) -> Found:
-    paths = patient.paths
-    owner = os.getuid() if patient.scope.user else 0
+def check_rights(it: Installation) -> Found:
+    paths = it.paths
+    owner = os.getuid() if it.scope.user else 0
     for path in (paths.state, paths.hold, paths.pending):
         facts = os.stat(path)
         if facts.st_uid != owner:
@@ -244,7 +258,7 @@ def check_rights(patient: Patient) -> Found:
     ledger = f"{paths.state}/ledger.db"
     if os.path.exists(ledger) and os.stat(ledger).st_mode & 0o077:
         yield "bad", f"{ledger} is open to others", f"chmod 600 {ledger}"
-    if not patient.scope.user:
+    if not it.scope.user:
         try:
             group = grp.getgrnam("nomarr")
         except KeyError:
@@ -255,36 +269,41 @@ def check_rights(patient: Patient) -> Found:
     yield "ok", "files and directories belong to whom they should", ""
 
 
-def check_workers(patient: Patient) -> Found:
-    """Masks and the ledger must say the same."""
-    masked = leftovers.find_masks(patient.directory)
-    holds = Holds(patient.paths.hold)
+def check_workers(it: Installation) -> Found:
+    """Masks and the ledger must agree."""
+    masked = leftovers.find_masks(it.scope.unit_directory)
+    holds = Holds(it.paths.hold)
     failed = 0
-    for worker in patient.workers:
-        account = read_account(patient.scope, worker)
+    _, closed = list_published(it.paths.public)
+    if closed:
+        yield "warn", closed, f"sudo {it.nomarrctl} doctor"
+    for worker in () if closed else it.workers:
+        account, problem = read_published(it.paths.public, worker)
         name = worker.instance
-        if worker in masked and not account.failure_reason:
-            mend = f"{patient.nomarrctl} reset {name}"
+        if problem:
+            yield "bad", problem, f"{it.nomarrctl} reconcile"
+        elif worker in masked and not account.failure_reason:
+            mend = f"{it.nomarrctl} reset {name}"
             yield "bad", f"{name} is masked, and the ledger does not know why", mend
         elif account.failure_reason and worker not in masked:
-            mend = f"{patient.nomarrctl} reset {name}"
+            mend = f"{it.nomarrctl} reset {name}"
             yield "bad", f"{name} has failed for good, but is not masked", mend
         elif worker in masked:
             failed += 1
     if failed:
-        mend = f"{patient.nomarrctl} status; when mended: {patient.nomarrctl} reset --start WORKER"
+        mend = f"{it.nomarrctl} status; when mended: {it.nomarrctl} reset --start WORKER"
         yield "warn", f"{count(failed)} failed for good", mend
-    held = [worker for worker in patient.workers if holds.read(worker)]
+    held = [worker for worker in it.workers if holds.read(worker)]
     if held:
-        yield "warn", f"{count(len(held))} paused or held", f"{patient.nomarrctl} resume"
-    for name in patient.manager.list_failed(f"{UNIT_PREFIX}*{UNIT_SUFFIX}"):
-        if name not in {worker.unit for worker in patient.workers}:
-            mend = f"{patient.nomarrctl} apply"
+        yield "warn", f"{count(len(held))} paused or held", f"{it.nomarrctl} resume"
+    for name in it.manager.list_failed(f"{UNIT_PREFIX}*{UNIT_SUFFIX}"):
+        if name not in {worker.unit for worker in it.workers}:
+            mend = f"{it.nomarrctl} apply"
             yield "bad", f"{name} has failed and is not configured", mend
-    yield "ok", f"{count(len(patient.workers))} configured", ""
+    yield "ok", f"{count(len(it.workers))} configured", ""
 
 
-def check_journal(patient: Patient) -> Found:  # noqa: ARG001  # as all checks
+def check_journal(it: Installation) -> Found:  # noqa: ARG001  # as all checks
     if machine.is_journal_persistent():
         yield "ok", "the journal outlasts a reboot", ""
     else:
@@ -292,7 +311,7 @@ def check_journal(patient: Patient) -> Found:  # noqa: ARG001  # as all checks
         yield "warn", "the journal is lost at a reboot, and with it why workers died", mend
 
 
-def check_clock(patient: Patient) -> Found:  # noqa: ARG001  # as all checks
+def check_clock(it: Installation) -> Found:  # noqa: ARG001  # as all checks
     synchronised = machine.is_clock_synchronised()
     if synchronised is False:
         text = "the clock is not synchronised: restarts before a reboot may be judged wrongly"
@@ -303,8 +322,8 @@ def check_clock(patient: Patient) -> Found:  # noqa: ARG001  # as all checks
         yield "ok", "the clock is synchronised", ""
 
 
-def _pipe(patient: Patient, worker: Component) -> str:
-    return f"{patient.paths.health}/{worker.instance}"
+def _pipe(it: Installation, worker: Component) -> str:
+    return f"{it.paths.health}/{worker.instance}"
 
 
 def _is_fifo(path: str) -> bool:
@@ -321,7 +340,7 @@ def _age_s(directory: str, name: str) -> float:
         return 0.0  # booked meanwhile
 
 
-CHECKS: Final[dict[str, Callable[[Patient], Found]]] = {
+CHECKS: Final[dict[str, Callable[[Installation], Found]]] = {
     "systemd": check_systemd,
     "configuration": check_configuration,
     "units": check_units,

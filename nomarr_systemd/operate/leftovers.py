@@ -1,6 +1,6 @@
-"""What workers leave behind outside the configuration: files in systemd's directory, masks, links
-of enabled units, pipes, accounts, loaded units and timers. Finding them again is how an ``apply``
-that was killed is completed by the next one.
+"""What workers leave outside the configuration: files in systemd's directory, masks, links of
+enabled units, pipes, accounts, loaded units and timers. An apply finds here what a killed one
+before it did not remove.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from nomarr_systemd.core.ids import UNIT_PREFIX, UNIT_SUFFIX, Component, parse_c
 from nomarr_systemd.host.files import remove
 from nomarr_systemd.host.holds import Holds
 from nomarr_systemd.host.layout import Paths
+from nomarr_systemd.ledger.public import list_published
 from nomarr_systemd.systemd.manager import ManagerError
 
 _RESTART: Final = "nomarr-restart@"
@@ -22,15 +23,15 @@ _TIMEOUT_S: Final = 60.0
 
 
 def find_workers(directory: str, paths: Paths) -> set[Component]:
-    """Every worker that has a trace anywhere, configured or not."""
+    """Every worker that left something anywhere, configured or not."""
     names = [*_unit_files(directory), *Holds(paths.hold).instances(), *_listed(paths.health)]
-    names += [name.removesuffix(".json") for name in _listed(f"{paths.state}/public")]
     names += _loaded(user=paths.user)
-    return {worker for name in names if (worker := _worker_of(name))}
+    published, _ = list_published(paths.public)
+    return published | {worker for name in names if (worker := _worker_of(name))}
 
 
 def find_masks(directory: str) -> set[Component]:
-    """Workers whose unit is masked for good."""
+    """Workers whose unit is masked."""
     return {
         worker
         for name in _listed(directory)
@@ -41,7 +42,7 @@ def find_masks(directory: str) -> set[Component]:
 
 
 def remove_files(directory: str, workers: Iterable[Component]) -> None:
-    """Masks and links of enabled units. Drop-ins that are not ours stay: somebody wrote them."""
+    """Remove masks and links of enabled units. Drop-ins that we did not write stay."""
     units = {worker.unit for worker in workers}
     for place in (directory, *_wants(directory)):
         for name in _listed(place):
@@ -56,7 +57,7 @@ def _unit_files(directory: str) -> Iterator[str]:
     for place in (directory, *_wants(directory)):
         for name in _listed(place):
             path = os.path.join(place, name)
-            # A drop-in directory of somebody else's is no trace of ours.
+            # A drop-in directory without our file in it is not ours.
             if name.endswith(".d") and not os.path.exists(f"{path}/20-nomarr.conf"):
                 continue
             yield name.removesuffix(".d")
@@ -75,7 +76,7 @@ def _listed(directory: str) -> list[str]:
 
 
 def _loaded(*, user: bool) -> list[str]:
-    """Units that run, wait, or have failed; one that is merely known is no trace."""
+    """Units that run, wait, or have failed; one that is merely known does not count."""
     scope = ["--user"] if user else []
     command = ["systemctl", *scope, "list-units", "--all", "--plain", "--no-legend", "--full"]
     patterns = [f"{UNIT_PREFIX}*{UNIT_SUFFIX}", f"{_RESTART}*"]

@@ -1,25 +1,27 @@
-"""What is known of workers, gathered from systemd, the published ledger and the supervisor; as
-values, for status and whoever else shows them. Whichever of the three is away, the rest is there.
+"""Workers as values, gathered from systemd, the published ledger and the supervisor. If one of the
+three is away or damaged, that is said and the rest is there.
 """
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from nomarr_systemd.cli.common import Scope, choose
 from nomarr_systemd.config.values import Config
 from nomarr_systemd.core import account as book_keeping
 from nomarr_systemd.core.account import Account
+from nomarr_systemd.core.death import name_signal
 from nomarr_systemd.core.ids import Component
+from nomarr_systemd.core.json import get_objects, get_text
 from nomarr_systemd.core.ledger_record import DECISIONS, Record
 from nomarr_systemd.core.time import Moment, age_ms
 from nomarr_systemd.host import clock
 from nomarr_systemd.host.holds import Holds
+from nomarr_systemd.host.scope import Scope
+from nomarr_systemd.ledger.public import Published, read_published
 from nomarr_systemd.live import client
-from nomarr_systemd.systemd.manager import SUPERVISOR, Manager
+from nomarr_systemd.operate.choose import choose
+from nomarr_systemd.systemd.manager import SUPERVISOR, Manager, monotonic_ms
 
 _MAX_ANSWER: Final = 8 << 20  # 4,096 workers, each with a long job
 FACTS: Final = (
@@ -34,7 +36,11 @@ FACTS: Final = (
 
 
 class View(NamedTuple):
-    """One worker. ``health``, ``phase``, ``job`` and ``disagreement`` are the supervisor's."""
+    """One worker. ``health``, ``phase``, ``job`` and ``disagreement`` are the supervisor's.
+
+    With a ``ledger_problem`` nothing is known of its restarts: all that follows from the ledger
+    is empty.
+    """
 
     worker: Component
     load: str
@@ -57,10 +63,11 @@ class View(NamedTuple):
     failure_reason: str
     last: Record | None
     last_age_ms: int | None
+    ledger_problem: str = ""
 
     @property
     def state(self) -> str:
-        """One word for all of it: systemd's where it does not run, else its health."""
+        """One word: systemd's state if it does not run, else its health."""
         if self.load == "masked":
             return "masked"
         if self.held and self.active != "active":
@@ -91,15 +98,19 @@ class View(NamedTuple):
             "disagreement": self.disagreement or None,
             "held": self.held or None,
             "window": {
-                "used": self.window_used,
+                "used": None if self.ledger_problem else self.window_used,
                 "limit": self.window_limit,
                 "window_s": self.window_s,
             },
-            "lifetime": {"used": self.lifetime_used, "limit": self.lifetime_limit or None},
+            "lifetime": {
+                "used": None if self.ledger_problem else self.lifetime_used,
+                "limit": self.lifetime_limit or None,
+            },
             "next_restart_in_s": None
             if self.next_restart_ms is None
             else self.next_restart_ms / 1000,
             "failure_reason": self.failure_reason or None,
+            "ledger_problem": self.ledger_problem or None,
             "last_crash": last
             and {
                 "class": last.kind,
@@ -115,35 +126,34 @@ class View(NamedTuple):
 
 
 class Overview(NamedTuple):
-    """All that were asked for. ``supervisor`` is empty when it does not answer."""
+    """The workers that were asked for. ``supervisor`` is empty when it does not answer."""
 
     views: list[View]
     supervisor: dict[str, Any]
-    supervisor_unit: str  # systemd's word for it
+    supervisor_unit: str  # its ActiveState
     user: bool
 
 
 def look(scope: Scope, config: Config, names: Sequence[str]) -> Overview:
-    """The workers that a person named, or all of them; there may be none."""
+    """The named workers, or all of them; there may be none."""
     return gather(scope, config, choose(config, names) if names else config.components())
 
 
 def gather(scope: Scope, config: Config, workers: Sequence[Component]) -> Overview:
-    """Everything, as it is at this moment."""
+    """Ask systemd, the supervisor and the published ledger, once each."""
     manager = Manager(user=scope.user)
     shown = manager.show([*(worker.unit for worker in workers), SUPERVISOR], FACTS)
     answer = client.ask(scope.paths.live, {"op": "snapshot"}, max_answer=_MAX_ANSWER)
-    live = {each["component"]: each for each in _list(answer, "workers") if "component" in each}
+    live = {get_text(each, "component"): each for each in get_objects(answer, "workers")}
     holds = Holds(scope.paths.hold)
     now = clock.now()
-    monotonic_us = time.monotonic_ns() // 1000
     views = []
     for worker in workers:
         facts = shown[worker.unit]
         said = live.get(worker.component_id, {})
         held = holds.read(worker)
-        account = read_account(scope, worker)
-        views.append(_view(worker, config, facts, said, held, account, now, monotonic_us))
+        known = read_published(scope.paths.public, worker)
+        views.append(_view(worker, config, facts, said, held, known, now))
     about = answer.get("supervisor")
     return Overview(
         views,
@@ -153,24 +163,14 @@ def gather(scope: Scope, config: Config, workers: Sequence[Component]) -> Overvi
     )
 
 
-def read_account(scope: Scope, worker: Component) -> Account:
-    """The worker's account as it is published; an empty one if nothing is."""
-    path = f"{scope.paths.state}/public/{worker.instance}.json"
-    try:
-        with open(path, encoding="utf-8") as file:
-            return book_keeping.from_doc(json.load(file))
-    except (OSError, ValueError):
-        return Account(worker.component_id)
-
-
 def last_failure(account: Account) -> Record | None:
-    """The newest decision about a death."""
+    """The newest record of a death."""
     found = (each for each in reversed(account.records) if each.action in DECISIONS and each.kind)
     return next(found, None)
 
 
 def due_in_ms(record: Record, now: Moment) -> int:
-    """What is left of a backoff; one of an earlier boot goes by wall time."""
+    """Milliseconds left of a backoff; after a reboot by wall time."""
     if record.boot_id == now.boot_id:
         left = record.due.boottime_ms - now.boottime_ms
     else:
@@ -179,16 +179,12 @@ def due_in_ms(record: Record, now: Moment) -> int:
 
 
 def crash_word(record: Record) -> str:
-    """A death in a word: ``exit 1``, ``SIGSEGV``, ``oom``, ``watchdog``."""
+    """A death in one or two words: ``exit 1``, ``SIGSEGV``, ``oom``, ``watchdog``."""
     if record.kind == "exit":
         return f"exit {record.code}"
     if record.kind in ("signal", "core-dump"):
-        import signal
-
-        try:
-            return signal.Signals(-record.code).name
-        except ValueError:
-            return f"signal {-record.code}"
+        name = name_signal(-record.code)
+        return f"signal {name}" if name.lstrip("-").isdigit() else f"SIG{name}"
     return record.kind
 
 
@@ -198,10 +194,10 @@ def _view(
     facts: dict[str, str],
     said: dict[str, Any],
     held: str,
-    account: Account,
+    published: Published,
     now: Moment,
-    monotonic_us: int,
 ) -> View:
+    account = published.account
     rules = config.rules_for(worker)
     stats = book_keeping.statistics(account, rules.window_s, now)
     last = last_failure(account)
@@ -214,8 +210,8 @@ def _view(
         and last.invocation.partition("#")[0] == facts["InvocationID"]
     )
     is_up = facts["ActiveState"] == "active"
-    since_us = int(facts.get("ActiveEnterTimestampMonotonic") or 0)
-    health = _text(said, "status")
+    since_ms = int(facts.get("ActiveEnterTimestampMonotonic") or 0) // 1000
+    health = get_text(said, "status")
     return View(
         worker,
         facts["LoadState"],
@@ -223,11 +219,11 @@ def _view(
         facts["SubState"],
         int(facts.get("MainPID") or 0),
         facts["InvocationID"],
-        (monotonic_us - since_us) // 1000 if is_up and since_us else None,
+        monotonic_ms() - since_ms if is_up and since_ms else None,
         health,
-        _text(said, "phase") if is_up else "",
-        _text(said, "current_job") if is_up else "",
-        _text(said, "disagreement") or _compare(facts, said),
+        get_text(said, "phase") if is_up else "",
+        get_text(said, "current_job") if is_up else "",
+        get_text(said, "disagreement") or _compare(facts, said),
         held,
         stats.window_restarts,
         rules.max_restarts,
@@ -238,21 +234,11 @@ def _view(
         account.failure_reason or "",
         last,
         age_ms(last.moment, now) if last else None,
+        published.problem,
     )
 
 
 def _compare(facts: dict[str, str], said: dict[str, Any]) -> str:
-    """A run that systemd shows and the supervisor does not see at all."""
+    """``supervisor-blind`` for a run that systemd shows and the supervisor does not see."""
     unseen = said and not said.get("invocation") and facts["SubState"] == "running"
     return "supervisor-blind" if unseen else ""
-
-
-def _list(answer: dict[str, Any], name: str) -> list[dict[str, Any]]:
-    """Objects in an answer that may be anything."""
-    found = answer.get(name)
-    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
-
-
-def _text(said: dict[str, Any], name: str) -> str:
-    value = said.get(name)
-    return "" if value is None or value == "" else str(value)[:500]

@@ -10,17 +10,18 @@ import time
 from typing import Any, Final, NamedTuple
 
 from nomarr_systemd.config.values import Config
-from nomarr_systemd.core import account as book_keeping
 from nomarr_systemd.core.account import Account
 from nomarr_systemd.core.errors import BadName, ConfigError, NoSuchWorker
 from nomarr_systemd.core.frames import PREFIX
-from nomarr_systemd.core.ids import Component, parse_component, split_invocation
+from nomarr_systemd.core.ids import Component, split_invocation
 from nomarr_systemd.core.ledger_record import DECISIONS, Record
 from nomarr_systemd.core.text import ask_for, clean
 from nomarr_systemd.core.time import Moment
 from nomarr_systemd.host import clock
+from nomarr_systemd.host.configuration import read_applied
 from nomarr_systemd.host.holds import Holds
 from nomarr_systemd.host.layout import Paths
+from nomarr_systemd.ledger.public import list_published, read_published
 from nomarr_systemd.live import client
 from nomarr_systemd.systemd.manager import Manager, ManagerError
 
@@ -90,18 +91,11 @@ def gather(paths: Paths, component: Component) -> Witnesses:
 
 
 def read_account(paths: Paths, component: Component, notes: list[str]) -> Account:
-    """Return the published account; an empty one, with a note, if it cannot be read."""
-    path = f"{paths.public}/{component.instance}.json"
-    try:
-        with open(path, encoding="utf-8") as file:
-            return book_keeping.from_doc(json.load(file))
-    except FileNotFoundError:
-        pass
-    except PermissionError:
-        notes.append(_explain_closed(path))
-    except (OSError, ValueError, TypeError) as error:
-        notes.append(f"The ledger's records in {path} are damaged: {clean(str(error), 200)}")
-    return Account(component.component_id)
+    """The account as it is published; an empty one, and a note if that is not the truth."""
+    account, problem = read_published(paths.public, component)
+    if problem:
+        notes.append(clean(problem, 400))
+    return account
 
 
 def ask_supervisor(paths: Paths, component: Component) -> dict[str, Any]:
@@ -150,7 +144,7 @@ def ask_label(witnesses: Witnesses, run: str) -> tuple[str, str]:
 def check_known(paths: Paths, config: Config | None, component: Component) -> None:
     """Raise NoSuchWorker, with the nearest name, unless the worker is configured or on record."""
     configured = config or _read_applied(paths)
-    known = {each.instance for each in (*configured.components(), *list_published(paths))}
+    known = {each.instance for each in (*configured.components(), *list_workers(paths))}
     if component.instance in known:
         return
     near = ask_for(component.instance, known)
@@ -193,33 +187,14 @@ def _find_asked(records: list[Record], asked: str) -> tuple[str, Record | None]:
 
 def _read_applied(paths: Paths) -> Config:
     try:
-        with open(paths.resolved, encoding="utf-8") as file:
-            return Config.from_dict(json.load(file))
-    except (OSError, ValueError, ConfigError):
+        return read_applied(paths)
+    except ConfigError:
         return Config()
 
 
-def list_published(paths: Paths, notes: list[str] | None = None) -> set[Component]:
-    """Return the workers that have a published account."""
-    found = set()
-    try:
-        names = os.listdir(paths.public)
-    except PermissionError:
-        if notes is not None:
-            notes.append(_explain_closed(paths.public))
-        return set()
-    except OSError:
-        return set()
-    for name in names:
-        try:
-            found.add(parse_component(name.removesuffix(".json")))
-        except BadName:
-            continue
+def list_workers(paths: Paths, notes: list[str] | None = None) -> set[Component]:
+    """The workers that have a published account."""
+    found, problem = list_published(paths.public)
+    if problem and notes is not None:
+        notes.append(problem)
     return found
-
-
-def _explain_closed(path: str) -> str:
-    return (
-        f"The ledger's records cannot be read ({path}): be root, or join the group nomarr"
-        " (usermod -aG nomarr USER, then log in again)."
-    )

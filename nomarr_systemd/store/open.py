@@ -1,21 +1,18 @@
 """``open_store(url, domain)``: the store that a configuration names.
 
-The backend's module is imported here and not before: ArangoDB's driver alone costs more start-up
-time than everything else together.
+The backend's module is imported when it is needed: importing ArangoDB's driver takes longer than
+everything else together.
 """
 
 from __future__ import annotations
 
-import os
-
 from nomarr_systemd.config.store_url import SqliteUrl, parse_store_url
 from nomarr_systemd.config.values import StoreSettings
-from nomarr_systemd.store.protocol import Domain, Store
-from nomarr_systemd.store.publish import Publisher
+from nomarr_systemd.store.protocol import Domain, Publisher, Store
 
 
 def open_work_store(settings: StoreSettings) -> Store:
-    """The work domain's store, with the rights that are meant for it."""
+    """The work domain's store, opened as ``work_user`` where one is set."""
     return open_store(
         settings.url,
         "work",
@@ -32,21 +29,11 @@ def open_store(
     user: str = "",
     password_file: str = "",
     ca_file: str = "",
-    public_directory: str = "",
-    public_gid: int = -1,
-    public_host: str = "",
+    publisher: Publisher | None = None,
 ) -> Store:
-    """The store of one domain. ``user`` is another one than the URL's, with rights of its own.
-
-    The policy domain publishes its ledger: next to a SQLite file, or in ``public_directory``;
-    where several hosts share it, what is ``public_host``'s.
-    """
+    """The store of one domain. ``user`` replaces the URL's user; ``publisher`` is told of every
+    committed document of the ledger."""
     parsed = parse_store_url(url)
-    if isinstance(parsed, SqliteUrl) and not public_directory:
-        public_directory = os.path.join(parsed.directory, "public")
-    publisher = None
-    if domain == "policy" and public_directory:
-        publisher = Publisher(public_directory, gid=public_gid, host=public_host)
     if isinstance(parsed, SqliteUrl):
         from nomarr_systemd.store.sqlite.store import SqliteStore
 

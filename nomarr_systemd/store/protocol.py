@@ -1,7 +1,7 @@
-"""What a store is: documents by key, compare-and-swap by revision, find by equality.
+"""The contract of a store: documents by key, compare-and-swap by revision, find by equality.
 
-Both backends keep exactly this contract, and one test suite holds them to it. Nothing here
-knows what a document means, except which collections there are and what is looked up in them.
+Both backends pass one test suite. Nothing here knows what a document means, except which
+collections there are and which fields are indexed.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -22,7 +22,7 @@ Equal = Mapping[str, str | int | None]
 
 
 class Collection(NamedTuple):
-    """A collection and the groups of fields that are looked up or ordered by together."""
+    """A collection and its indexes, each a group of fields that are compared or ordered by."""
 
     name: str
     indexes: tuple[tuple[str, ...], ...] = ()
@@ -34,15 +34,26 @@ DOMAINS: Mapping[Domain, tuple[Collection, ...]] = {
     "policy": (
         Collection(POLICY_LEDGER),
         Collection("meta"),
-        Collection("job_crashes", (("job",), ("wall_ms",))),
+        Collection("job_crashes", (("wall_ms",),)),
     ),
     "work": (
-        Collection("health_history", (("component_id", "wall_ms"), ("wall_ms",))),
-        Collection("worker_claims", (("invocation",), ("component_id",))),
+        Collection("health_history", (("wall_ms",),)),
+        Collection("worker_claims", (("invocation",), ("host",), ("pool",))),
         Collection("jobs", (("pool", "status"),)),
         Collection("stats"),
     ),
 }
+
+
+class Publisher(Protocol):
+    """What a store calls after it has committed documents of the ledger; ``ledger.public`` is
+    the one that writes files. It keeps its errors to itself: the commit stands."""
+
+    def publish(self, key: str, current: Callable[[], str | None]) -> None:
+        """The document ``key`` was written; ``current`` reads its JSON, None if it is gone."""
+
+    def remove_others(self, keys: Iterable[str]) -> None:
+        """There are no documents but these."""
 
 
 class Store(Protocol):
@@ -57,10 +68,10 @@ class Store(Protocol):
         """The document with its ``_key`` and ``_rev``, or None."""
 
     def insert(self, collection: str, doc: Doc) -> str:
-        """Keep a new document under its ``_key``; returns its revision, or raises KeyExists."""
+        """Store a new document under its ``_key``; returns its revision, or raises KeyExists."""
 
     def replace(self, collection: str, doc: Doc) -> str:
-        """Swap the document whose ``_key`` and ``_rev`` these are for this one, whole.
+        """Replace the document that has this ``_key`` and ``_rev``.
 
         Returns the new revision; StaleRevision if it was changed or deleted meanwhile.
         """
@@ -80,19 +91,19 @@ class Store(Protocol):
     ) -> list[Doc]:
         """Documents whose fields equal ``where`` (None: absent or null), ordered, then by key.
 
-        ``after`` leaves out the keys up to this one, in the order of keys: to go on from there.
+        ``after`` returns only keys greater than this one: to read page by page.
         Order is meant for numbers and for texts of digits and small letters: beyond those,
         SQLite compares bytes and ArangoDB compares as its configured language does.
         """
 
     def count(self, collection: str, where: Equal) -> int:
-        """How many documents have these words in these fields; an index alone may answer."""
+        """Count documents with these field values, plain words only: an index is enough."""
 
     def add(self, collection: str, docs: Sequence[Doc]) -> int:
-        """Keep those whose ``_key`` is not taken yet, in one go; returns how many."""
+        """Store the documents whose ``_key`` is not taken yet, in one write; returns how many."""
 
     def append(self, collection: str, docs: Sequence[Doc]) -> None:
-        """Keep new documents without keys, in this order, in one go."""
+        """Store new documents without keys, in this order, in one write."""
 
     def prune(self, collection: str, field: str, below: int) -> int:
         """Remove documents whose ``field`` is a number below ``below``; returns how many."""
@@ -102,10 +113,10 @@ class Store(Protocol):
         compare-and-swap. An exception inside takes back what was not yet durable."""
 
     def publish_all(self) -> None:
-        """Write every ``public`` file anew: what a kill between commit and rename left out."""
+        """Publish every document of the ledger: what a kill after a commit left out."""
 
     def close(self) -> None:
-        """Let go of files and connections; closing twice is fine."""
+        """Close files and connections; closing twice is fine."""
 
 
 _KEY = re.compile(r"[A-Za-z0-9_\-:.@()+,=;$!*'%]{1,254}")
@@ -127,7 +138,7 @@ def check_key(key: object) -> str:
 
 
 def check_field(name: str) -> str:
-    """The field name, if it may stand in a query."""
+    """The field name, if it is allowed in a query."""
     if not _FIELD.fullmatch(name):
         raise BadDocument(f"{name!r:.80} cannot be a field in a query")
     return name
@@ -146,7 +157,7 @@ def check_where(where: Equal | None) -> Equal:
 
 
 def check_words(where: Equal) -> Equal:
-    """The condition, if it is made of words: what a database takes for something else is none."""
+    """The condition, if its values are plain words, which no database mistakes for another type."""
     for field, value in check_where(where).items():
         if not isinstance(value, str) or not _WORD.fullmatch(value):
             raise BadDocument(f"{field} is counted by {value!r:.80}: only words are counted by")
@@ -175,6 +186,6 @@ def encode(doc: Doc) -> str:
 
 
 def new_keys(count: int) -> list[str]:
-    """Keys for appended documents: they sort in the order of their making."""
+    """Keys for appended documents; they sort in the order in which they were made."""
     start = time.time_ns()
     return [f"{start + n:020d}{os.urandom(4).hex()}" for n in range(count)]

@@ -1,7 +1,6 @@
 """The password of the store: from a file, or from the credentials systemd gave to the unit.
 
-Never from the command line or the environment, where others could read it. Who uses it, and
-whether it is right, is not known here.
+Never from the command line or the environment, where others could read it.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ def read_password(domain: Domain, *, password_file: str | None) -> str:
 
 def _read(path: str) -> str:
     try:
-        # Not to wait on a FIFO that somebody put there.
+        # Opening a FIFO must not wait for its writer.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             mode = os.fstat(fd).st_mode

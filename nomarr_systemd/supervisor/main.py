@@ -14,8 +14,9 @@ from typing import Final
 
 from nomarr_systemd.config.values import Config
 from nomarr_systemd.core.errors import ConfigError, NomarrError
+from nomarr_systemd.host.configuration import read_applied
 from nomarr_systemd.host.layout import Paths
-from nomarr_systemd.host.program_options import PLACES, parse_options, read_config
+from nomarr_systemd.host.program_options import PLACES, parse_options
 from nomarr_systemd.supervisor.log import ERROR, NOTICE, WARNING, log
 from nomarr_systemd.supervisor.loop import Loop
 from nomarr_systemd.supervisor.pipes import take_stored, tell
@@ -68,7 +69,7 @@ class Program:
     def _read_config(self) -> Config | None:
         """None without a configuration: then what is there goes on as it is."""
         try:
-            return read_config(self._paths)
+            return read_applied(self._paths)
         except ConfigError as error:
             log(WARNING, f"{error} ({error.hint})")
             return None

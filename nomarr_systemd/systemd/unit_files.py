@@ -15,12 +15,11 @@ from nomarr_systemd.config.values import Config, Directive, Pool
 from nomarr_systemd.core.errors import ConfigError, NomarrError
 from nomarr_systemd.core.ids import UNIT_PREFIX, UNIT_SUFFIX, Component
 from nomarr_systemd.host.files import remove, sync_directory, write_durably
-from nomarr_systemd.host.layout import SYSTEM_STATE, Paths
+from nomarr_systemd.host.layout import LIBEXEC, SYSTEM_STATE, Paths
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-LIBEXEC: Final = "/usr/lib/nomarr-systemd"
 MARK: Final = "# Made by nomarrctl apply"
 _MARK_LINE: Final = f"{MARK}: change nomarr.toml, not this file, which is written anew."
 # In the order in which systemd reads them: the system's, ours, then an admin's override.conf.

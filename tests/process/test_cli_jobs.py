@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from nomarr_systemd.config.file import parse
 from nomarr_systemd.config.values import Pool
 from nomarr_systemd.core.job import Owner
 from nomarr_systemd.jobs.claims import Claims, End
@@ -28,19 +29,25 @@ class Program:
         self.config.write_text(
             f'[store]\nurl = "sqlite://{place}"\n[pool.tag]\nentrypoint = "a.b:C"\n'
         )
+        # As nomarrctl apply leaves it, for a user whose home this is.
+        self.applied = place / ".local/state/nomarr/config.json"
+        self.applied.parent.mkdir(parents=True)
+        self.applied.write_text(json.dumps(parse(self.config.read_text()).to_dict()))
 
     def run(self, *arguments: str | bytes, given: bytes = b"", status: int = 0) -> str:
         done = subprocess.run(
             [
-                *(sys.executable, "-m", "nomarr_systemd.cli.main", "--config", self.config),
-                *("jobs", *arguments),
+                *(sys.executable, "-m", "nomarr_systemd.cli.main"),
+                *("--user", "--config", self.config, "jobs", *arguments),
             ],
+            env=os.environ | {"HOME": str(self.place)},
             input=given,
             capture_output=True,
             check=False,
         )
         assert done.returncode == status, done
-        return (done.stderr if status else done.stdout).decode()
+        self.said = done.stderr.decode()
+        return self.said if status else done.stdout.decode()
 
     def ask(self, *arguments: str | bytes, given: bytes = b"") -> Any:
         return json.loads(self.run(*arguments, "--json", given=given))
@@ -58,6 +65,7 @@ def test_ten_thousand_at_once_and_again(program: Program) -> None:
         "pool": "tag",
         "paths": 10_001,
         "added": 1,
+        "file_differs": False,
     }
     listed = program.ask("list", "--status", "pending", "--limit", "3")
     assert listed["counts"]["tag"]["pending"] == 10_001
@@ -100,11 +108,43 @@ def test_from_a_job_to_its_end(program: Program) -> None:
     assert [job["path"] for job in program.ask("quarantine", "list")["jobs"]] == ["/b"]
     assert "killed by signal 11" in program.run("show", doc["_key"])
     assert "cannot be retried" in program.run("retry", "/b", status=1)
-    assert program.ask("quarantine", "release", "/b") == {"pending": [doc["_key"]]}
-    assert program.ask("prune") == {"pool": "tag", "pruned": 0}
-    assert program.ask("prune", "--days", "0") == {"pool": "tag", "pruned": 1}
+    assert program.ask("quarantine", "release", "/b") == {
+        "pending": [doc["_key"]],
+        "file_differs": False,
+    }
+    assert program.ask("prune")["pruned"] == 0
+    assert program.ask("prune", "--days", "0")["pruned"] == 1
     assert "there is no job" in program.run("show", "/a", status=4)
     store.close()
+
+
+def test_jobs_go_where_the_workers_look(program: Program, tmp_path: Path) -> None:
+    """An edited url that was not applied sent jobs where nobody looked for them."""
+    program.run("add", "/a")
+    assert not program.said
+    elsewhere = tmp_path / "elsewhere"
+    (elsewhere / "work").mkdir(parents=True)
+    text = program.config.read_text()
+    program.config.write_text(text.replace(str(tmp_path), str(elsewhere)))
+    assert program.ask("add", "/b")["file_differs"] is True
+    listed = program.ask("list")
+    assert [job["path"] for job in listed["jobs"]] == ["/a", "/b"]
+    assert listed["file_differs"] is True
+    program.run("list")
+    assert "nomarr.toml differs from what was applied" in program.said
+    assert "apply --dry-run" in program.said
+    assert list((elsewhere / "work").iterdir()) == []
+    program.config.write_text("[pool")  # a mistake is a difference, and nothing else
+    assert program.ask("list")["file_differs"] is True
+    program.applied.unlink()
+    assert "run nomarrctl apply first" in program.run("list", status=78)
+
+
+def test_several_states_at_once(program: Program) -> None:
+    program.run("add", "/a")
+    both = program.ask("list", "--status", "pending", "--status", "done")
+    assert [job["path"] for job in both["jobs"]] == ["/a"]
+    assert program.ask("list", "--status", "done", "--status", "error")["jobs"] == []
 
 
 def test_mistakes_are_explained(program: Program) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from nomarr_systemd import __version__
+from nomarr_systemd.config.file import parse
 
 CONFIG = """\
 [policy]
@@ -58,9 +59,30 @@ def show_json(config: Path, *arguments: str) -> dict[str, dict[str, dict[str, ob
     return {worker["component"]: worker["policy"] for worker in json.loads(result.stdout)}
 
 
+def test_the_policy_in_force_is_what_was_applied(config: Path, tmp_path: Path) -> None:
+    state = tmp_path / ".local/state/nomarr"
+    state.mkdir(parents=True)
+    (state / "config.json").write_text(json.dumps(parse(CONFIG).to_dict()))
+    shown = ("--user", "--config", config, "policy", "show", "tag-0")
+    url = f"sqlite://{state}"
+    config.write_text(f'[store]\nurl = "{url}"\n{CONFIG}')
+    first = json.loads(run(*shown, "--json", HOME=str(tmp_path)).stdout)[0]
+    assert first["applied"] is True
+    assert first["file_differs"] is True  # in the store that is written down
+    config.write_text(CONFIG.replace("max_restarts = 6", "max_restarts = 60"))
+    after = run(*shown, HOME=str(tmp_path))
+    assert "* max_restarts                      6  policy" in after.stdout
+    assert "differs from what was applied" in after.stderr
+    (state / "config.json").unlink()
+    last = json.loads(run(*shown, "--json", HOME=str(tmp_path)).stdout)[0]
+    assert (last["applied"], last["file_differs"]) == (False, None)
+    assert last["policy"]["max_restarts"]["value"] == 60
+
+
 def test_the_policy_of_every_worker(config: Path) -> None:
     result = run("--config", config, "policy", "show")
-    assert (result.returncode, result.stderr) == (0, "")
+    assert result.returncode == 0
+    assert "nothing has been applied yet; this is what" in result.stderr
     tables = [table.splitlines() for table in result.stdout.split("\n\n")]
     assert [table[0] for table in tables] == [
         "worker:tag:0 to worker:tag:1",

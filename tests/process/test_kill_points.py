@@ -14,8 +14,8 @@ import pytest
 
 from nomarr_systemd.core.policy import Rules
 from nomarr_systemd.ledger.ledger import Ledger
+from nomarr_systemd.ledger.public import Publisher
 from nomarr_systemd.ledger.spool import Spool
-from nomarr_systemd.store.publish import Publisher
 from nomarr_systemd.store.sqlite.store import SqliteStore
 from tests.support.kill_points import at_each, kill, kill_points
 from tests.support.moments import death
@@ -30,7 +30,7 @@ from nomarr_systemd.core.death import Death
 from tests.support.moments import death
 from nomarr_systemd.core.policy import Rules
 from nomarr_systemd.ledger.ledger import Ledger
-from nomarr_systemd.store.publish import Publisher
+from nomarr_systemd.ledger.public import Publisher
 from nomarr_systemd.store.sqlite.store import SqliteStore
 
 directory = sys.argv[1]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from nomarr_systemd.core.health import HealthRules
-from nomarr_systemd.host.program_options import read_config
+from nomarr_systemd.host.configuration import read_applied
 from nomarr_systemd.supervisor.loop import Loop
 from nomarr_systemd.supervisor.run_state import Memory
 from nomarr_systemd.supervisor.supervisor import Supervisor
@@ -284,7 +284,7 @@ class Inside:
     def __init__(self, lab: Lab) -> None:
         self.loop = Loop()
         self.settled: list[tuple[str, str, str]] = []
-        self.supervisor = Supervisor(lab.paths, read_config(lab.paths), self.loop, {})
+        self.supervisor = Supervisor(lab.paths, read_applied(lab.paths), self.loop, {})
         self.supervisor.settle = lambda *what: self.settled.append(what)
         self.supervisor.start()
 

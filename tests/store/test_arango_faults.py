@@ -23,9 +23,9 @@ from nomarr_systemd.core.errors import (
     StoreRefused,
     StoreUnavailable,
 )
+from nomarr_systemd.ledger.public import Publisher
 from nomarr_systemd.store.arango.store import ArangoStore
 from nomarr_systemd.store.protocol import POLICY_LEDGER
-from nomarr_systemd.store.publish import Publisher
 from tests.arango_standin.running import PASSWORD, Server
 from tests.support.places import DATABASE, ArangoOpener
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from nomarr_systemd.core.errors import KeyExists, StaleRevision, StoreError
+from nomarr_systemd.ledger.public import Publisher
 from nomarr_systemd.store.protocol import POLICY_LEDGER, Store
-from nomarr_systemd.store.publish import Publisher
 from tests.support.places import own
 
 Opener = Callable[..., Store]

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from nomarr_systemd.config.store_url import ArangoUrl
+from nomarr_systemd.ledger.public import Publisher
 from nomarr_systemd.store.arango.store import ArangoStore
 from nomarr_systemd.store.protocol import Doc, Domain, Store
-from nomarr_systemd.store.publish import Publisher
 from nomarr_systemd.store.sqlite.store import SqliteStore
 from tests.arango_standin.running import Server
 

@@ -30,7 +30,7 @@ def temporary() -> Iterator[Path]:
 def run(temporary: Path, cwd: Path, *patches: str) -> subprocess.CompletedProcess[str]:
     """The demo, with something about it changed first."""
     (cwd / "sitecustomize.py").write_text(
-        "import nomarr_systemd.cli.demo as demo, nomarr_systemd.demo.stage as stage\n"
+        "import nomarr_systemd.demo.story as story, nomarr_systemd.demo.stage as stage\n"
         + "\n".join(patches)
     )
     return subprocess.run(
@@ -72,7 +72,7 @@ def test_the_demo_claims_only_what_it_checked(temporary: Path, tmp_path: Path) -
 
 def test_a_claim_that_does_not_hold_fails_the_demo(temporary: Path, tmp_path: Path) -> None:
     """Without a wait the backoffs are not what the demo says they are."""
-    change = "demo.CONFIG = demo.CONFIG.replace('backoff_base_s = 0.1', 'backoff_base_s = 0.05')"
+    change = "story.CONFIG = story.CONFIG.replace('backoff_base_s = 0.1', 'backoff_base_s = 0.05')"
     done = run(temporary, tmp_path, change)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "not so: each twice the one before, five of them" in done.stderr
@@ -80,7 +80,7 @@ def test_a_claim_that_does_not_hold_fails_the_demo(temporary: Path, tmp_path: Pa
 
 def test_a_wait_in_vain_shows_the_worker(temporary: Path, tmp_path: Path) -> None:
     """What was waited for, and what that worker said; not what everybody said."""
-    change = "demo.CONFIG = demo.CONFIG.replace('tagger:Tagger', 'tagger:Nobody')"
+    change = "story.CONFIG = story.CONFIG.replace('tagger:Tagger', 'tagger:Nobody')"
     done = run(temporary, tmp_path, change, "stage.PATIENCE_S = 5")
     assert done.returncode == 1, done.stdout + done.stderr
     assert "not within 5 s: tag-0, tag-1: healthy" in done.stderr

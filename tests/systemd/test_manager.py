@@ -9,10 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from nomarr_systemd.cli import progress
 from nomarr_systemd.controller import observe
 from nomarr_systemd.core.ids import parse_component
-from nomarr_systemd.operate import overview
+from nomarr_systemd.operate import overview, waiting
 from nomarr_systemd.postmortem import witnesses
 from nomarr_systemd.supervisor import disagreement
 from nomarr_systemd.systemd.manager import Manager, ManagerError, monotonic_ms, read_timer, timer_of
@@ -29,7 +28,7 @@ watchdog_s = 3600
 PROPERTIES = sorted(
     {
         *overview.FACTS,
-        *progress.FACTS,
+        *waiting.FACTS,
         *witnesses.FACTS,
         *disagreement.PROPERTIES,
         *observe.EXIT_FACTS,

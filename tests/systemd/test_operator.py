@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import signal
 import subprocess
@@ -175,6 +176,21 @@ def test_a_reset_of_a_paused_worker_leaves_it_paused(site: Installation) -> None
     assert site.lab.get("tag-0", "ActiveState") == "inactive"
 
 
+def test_a_hold_that_cannot_be_read_keeps_only_its_worker_down(site: Installation) -> None:
+    site.bring_up(2)
+    site.lab.stop("tag-0")
+    (site.state / "hold" / "tag-0").mkdir()
+    assert site.row()["state"] == "held"
+    assert "its hold cannot be read: Is a directory" in site.row()["held"]
+    said = site.ctl("reset", "tag-0", "--start")
+    assert "reset, and not started: its hold cannot be read" in said.stdout
+    site.crash("tag-1")
+    site.wait_until_healthy("tag-1")
+    (site.state / "hold" / "tag-0").rmdir()
+    site.good("restart", "tag-0")
+    site.wait_until_healthy("tag-0")
+
+
 def test_a_store_that_is_away_keeps_nobody_from_pausing(site: Installation) -> None:
     site.bring_up(1)
     (site.state / "ledger.db").unlink(missing_ok=True)
@@ -226,26 +242,89 @@ def test_breaking_off_leaves_it_to_systemd(site: Installation) -> None:
     assert (site.state / "hold" / "tag-0").exists()
 
 
-def test_a_pause_waits_for_the_controller(lab: Lab) -> None:
-    """Which could otherwise put a hold of its own in its place, and end that."""
+@pytest.mark.parametrize("act", ["pause", "resume", "restart tag-0", "reset tag-0 --start"])
+def test_an_act_waits_for_the_controller(lab: Lab, act: str) -> None:
+    """Otherwise a reset and a mask at the same time left a unit masked without a reason, and a
+    pause could be replaced by a hold of the controller's."""
     site = Installation(lab)
     site.bring_up(1)
+    site.good("pause") if act == "resume" else None
     hold = site.state / "hold" / "tag-0"
+    before = _state_of(site)
     enter = ["nsenter", f"--target={lab.pid}", "--mount", "--"]
     with open(f"{lab.runtime}/nomarr/lock", "a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        command = [*enter, *site.command("pause")]
-        with subprocess.Popen(command, env=lab.environment, stdin=subprocess.DEVNULL) as pause:
+        command = [*enter, *site.command(*act.split())]
+        with subprocess.Popen(command, env=lab.environment, stdin=subprocess.DEVNULL) as started:
             locks = Path("/proc/locks")
-            waiting = f" {pause.pid} "
+            waiting = f" {started.pid} "
             lab.wait_for(
                 lambda: any("->" in line and waiting in line for line in _lines(locks)),
                 what="it waits",
             )
-            assert not hold.exists()
+            assert _state_of(site) == before
             fcntl.flock(lock, fcntl.LOCK_UN)
-    assert pause.returncode == 0
-    assert hold.exists()
+    assert started.returncode == 0
+    assert hold.exists() == (act == "pause")
+    assert _state_of(site) != before
+
+
+def test_a_reset_during_a_mask_leaves_no_mask(lab: Lab) -> None:
+    """The controller is about to mask, and holds the lock; the person resets; the mask is gone."""
+    site = Installation(lab)
+    site.bring_up(1)
+    site.mask()
+    enter = ["nsenter", f"--target={lab.pid}", "--mount", "--"]
+    with open(f"{lab.runtime}/nomarr/lock", "a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        command = [*enter, *site.command("reset", "tag-0", "--start")]
+        with subprocess.Popen(command, env=lab.environment, stdin=subprocess.DEVNULL) as reset:
+            lab.wait_for(
+                lambda: any(
+                    "->" in line and f" {reset.pid} " in line
+                    for line in _lines(Path("/proc/locks"))
+                ),
+                what="it waits",
+            )
+            assert site.account().failure_reason
+            lab.systemctl("mask", "nomarr-worker@tag-0.service")  # as the controller does, again
+            fcntl.flock(lock, fcntl.LOCK_UN)
+    assert reset.returncode == 0
+    site.wait_until_healthy("tag-0")
+    assert lab.get("tag-0", "LoadState") == "loaded"
+    assert site.account().failure_reason is None
+
+
+def test_a_pause_ends_when_the_worker_is_resumed(site: Installation) -> None:
+    """It waited for ever for a worker to be down that was not to be down any more."""
+    site.lab.write_program("worker", BUSY)
+    job = Path(site.worker + ".job")
+    site.configure(1)
+    site.good("apply")
+    site.lab.wait_until("tag-0", "active")
+    job.touch()
+    enter = ["nsenter", f"--target={site.lab.pid}", "--mount", "--"]
+    with subprocess.Popen(
+        [*enter, *site.command("pause", "--json")],
+        env=site.lab.environment,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as pause:
+        site.lab.wait_until("tag-0", "deactivating")
+        site.good("resume")
+        said, _ = pause.communicate(timeout=60)
+    assert json.loads(said)["workers"] == [{"component": "worker:tag:0", "result": "resumed"}]
+    job.unlink()
+    site.lab.wait_until("tag-0", "active")
+
+
+def _state_of(site: Installation) -> tuple[object, ...]:
+    """What an act changes: the hold, the record and the unit."""
+    return (
+        (site.state / "hold" / "tag-0").exists(),
+        len(site.records()),
+        site.lab.get("tag-0", "InvocationID"),
+    )
 
 
 def _lines(path: Path) -> list[str]:

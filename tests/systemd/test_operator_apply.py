@@ -14,8 +14,8 @@ from tests.support.operator_site import Installation
 
 # Where apply is killed: before the first call of each.
 STEPS = (
-    "units.install",
-    "traces.remove_files",
+    "unit_files.install",
+    "leftovers.remove_files",
     "Manager.reload",
     "Manager.reload_or_start",
     "_wait_for_pipes",
@@ -156,9 +156,9 @@ def apply_killed_at(site: Installation, step: str) -> None:
     """Run apply, and have it killed before a step."""
     code = (
         f"import os, sys; sys.path.insert(0, {str(CHECKOUT)!r})\n"
-        "from nomarr_systemd.cli import rollout\n"
+        "from nomarr_systemd.operate import apply\n"
         f"def die(*a, **k): os.kill(os.getpid(), {int(signal.SIGKILL)})\n"
-        f"rollout.{step} = die\n"
+        f"apply.{step} = die\n"
         "from nomarr_systemd.cli.main import main\n"
         "main()\n"
     )

@@ -11,6 +11,7 @@ import pytest
 from nomarr_systemd.host import machine
 from tests.support.lab import Lab
 from tests.support.operator_site import Installation
+from tests.support.users import NOBODY
 
 INVOCATION = "a" * 32
 
@@ -42,6 +43,21 @@ def test_all_is_well(site: Installation) -> None:
     assert "✓ supervisor: the supervisor answers" in done.stdout
     assert "✓ supervisor: systemd keeps 3 descriptors for it" in done.stdout
     assert "✓ units: systemd accepts every unit" in done.stdout
+
+
+@pytest.mark.parametrize("any_lab", [NOBODY], indirect=True, ids=["plain"])
+def test_what_is_closed_is_not_called_missing(any_lab: Lab) -> None:
+    """An unprivileged look at a sound installation said that nothing had been applied yet."""
+    site = Installation(any_lab)
+    site.bring_up(1)
+    (site.state / "config.json").chmod(0)
+    (site.state / "public").chmod(0)
+    found = site.json("doctor")["findings"]
+    texts = [each["text"] for each in found]
+    assert "nothing has been applied yet" not in texts
+    closed = [each for each in found if "is not for you to read" in each["text"]]
+    assert [each["level"] for each in closed] == ["warn"]
+    assert "is not for you to read" in site.ctl("status").stderr
 
 
 def test_before_anything_was_applied(site: Installation) -> None:

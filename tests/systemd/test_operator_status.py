@@ -56,6 +56,29 @@ def room(line: str) -> int:
     return sum(2 if east_asian_width(sign) in "WF" else 1 for sign in line)
 
 
+def test_a_damaged_account_is_not_an_empty_one(site: Installation) -> None:
+    site.bring_up(2)
+    site.crash("tag-0")
+    site.wait_until_healthy("tag-0")
+    assert site.row()["window"]["used"] == 1
+    public = site.state / "public" / "tag-0.json"
+    public.write_text(public.read_text()[:100])
+    row = site.row()
+    assert "are damaged" in row["ledger_problem"]
+    assert (row["window"]["used"], row["lifetime"]["used"]) == (None, None)
+    assert site.row("tag-1")["ledger_problem"] is None
+    shown = site.good("status")
+    assert "?/2" in shown
+    assert f"tag-0: The ledger's records in {public} are damaged" in shown
+    assert "Ledger: The ledger's records" in site.good("status", "tag-0")
+    assert "are damaged" in site.ctl("policy", "explain", "tag-0").stderr
+    found = site.json("doctor", status=1)["findings"]
+    bad = [each for each in found if each["check"] == "workers" and each["level"] == "bad"]
+    assert [each["mend"] for each in bad] == ["nomarrctl --user reconcile"]
+    site.good("reconcile")
+    assert site.row()["window"]["used"] == 1
+
+
 def test_one_row_for_each_worker(site: Installation) -> None:
     site.bring_up(2)
     row = site.row("tag-1")
@@ -80,6 +103,7 @@ def test_one_row_for_each_worker(site: Installation) -> None:
         "lifetime": {"used": 0, "limit": 20},
         "next_restart_in_s": None,
         "failure_reason": None,
+        "ledger_problem": None,
         "last_crash": None,
     }
     lines = site.good("status").splitlines()

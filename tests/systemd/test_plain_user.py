@@ -25,10 +25,11 @@ NEEDED = "click, jinja2, sdnotify, systemd"
 DEMO = f"""
 import functools, os, sys
 sys.path.insert(0, sys.argv.pop(1))
-import nomarr_systemd.cli.demo as demo
-demo.Lab = functools.partial(demo.Lab, uid={NOBODY})
+import nomarr_systemd.demo.story as story
+from nomarr_systemd.cli.demo import demo
+story.Lab = functools.partial(story.Lab, uid={NOBODY})
 os.umask(0)  # the story is told by root: what it writes is for the plain user to change
-demo.demo()
+demo()
 """
 CTL = """
 import sys

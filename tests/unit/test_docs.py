@@ -15,13 +15,13 @@ from typing import Any
 import click
 import pytest
 
-from nomarr_systemd.cli.common import make_scope
 from nomarr_systemd.cli.main import nomarrctl
 from nomarr_systemd.config.file import parse
 from nomarr_systemd.core.death import LABELS
 from nomarr_systemd.core.frames import DROPS, EVENTS, STATUS_OF_PHASE
 from nomarr_systemd.core.health import STATUSES, TABLE, Event, HealthRules, State, step
 from nomarr_systemd.core.policy import Rules
+from nomarr_systemd.host.scope import make_scope
 from nomarr_systemd.systemd import journal
 
 CHECKOUT = Path(__file__).parents[2]

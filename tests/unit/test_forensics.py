@@ -13,10 +13,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from nomarr_systemd.cli.events import describe
-from nomarr_systemd.cli.history import parse_since
 from nomarr_systemd.core.account import Account
 from nomarr_systemd.core.death import LABELS, RESULTS, classify, name_signal, recall
-from nomarr_systemd.core.errors import BadName
 from nomarr_systemd.core.ids import Component
 from nomarr_systemd.core.ledger_record import Record
 from nomarr_systemd.core.text import clean
@@ -126,21 +124,6 @@ def test_the_trace_that_tells_most() -> None:
     # It was killed: what it logged before is not what ended it.
     assert choose_trace("signal", (logged,)) == (logged, False)
     assert choose_trace("signal", ()) == (None, False)
-
-
-@pytest.mark.parametrize(
-    ("text", "ago_s"), [("30s", 30), ("10min", 600), ("10 m", 600), ("2h", 7200), ("3d", 259_200)]
-)
-def test_since_so_long_ago(text: str, ago_s: int) -> None:
-    assert parse_since(text, 1_800_000_000.0) == (1_800_000_000 - ago_s) * 1000
-
-
-def test_since_a_moment() -> None:
-    day = parse_since("2026-11-16", 0)
-    assert parse_since("2026-11-16 03:00", 0) - day == 3 * 3_600_000
-    for text in ("", "soon", "3 fortnights", "2026-13-01", "\x1b[31m", "9" * 400):
-        with pytest.raises(BadName):
-            parse_since(text, 0)
 
 
 @given(

@@ -1,4 +1,6 @@
-"""Imports go downwards only (DESIGN §16). The directions are data; a breach is named."""
+"""What may import what: downwards only, between siblings only where it is listed, the machine only
+in the rooms that are for it, and helpers of tests only from tests/support. A breach is named.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,12 @@ from pathlib import Path
 import nomarr_systemd
 
 ROOT = Path(nomarr_systemd.__file__).parent
+TESTS = Path(__file__).parents[1]
 
-# From the top down. A module may import from its own layer and from those below it.
+# From the top down. A module may import from its own room and from the layers below it.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("cli", "demo", "operate"),
+    ("cli",),
+    ("operate", "demo"),
     ("worker", "supervisor", "controller", "postmortem"),
     ("jobs",),
     ("ledger",),
@@ -25,16 +29,51 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("core",),
 )
 RANK = {name: len(LAYERS) - depth for depth, names in enumerate(LAYERS) for name in names}
+# Rooms of one layer that may import from each other, and why.
+SIBLINGS: dict[tuple[str, str], str] = {}
 
 IMPURE = {
     "asyncio", "datetime", "io", "logging", "multiprocessing", "os", "pathlib", "random", "select",
     "shutil", "socket", "sqlite3", "subprocess", "sys", "tempfile", "threading", "time", "uuid",
 }  # fmt: skip
 
+# Modules by which files, processes, sockets, users and clocks are reached, and who may use them
+# besides host/ and systemd/. A name stands for the module and for all below it.
+MACHINE = {
+    "ctypes", "datetime", "fcntl", "grp", "mmap", "multiprocessing", "os", "pathlib", "pwd",
+    "random", "resource", "secrets", "select", "selectors", "shutil", "signal", "socket", "ssl",
+    "subprocess", "tempfile", "threading", "time", "uuid",
+}  # fmt: skip
+TOUCHES_THE_MACHINE = {
+    "cli": "a program: its terminal, its signals, files that a person names",
+    "worker": "a program that needs no other room of ours: its pipe, its signals, its clock",
+    "supervisor": "a program: its loop, its pipes, its socket",
+    "controller": "a program: its FIFO, the files of hooks and of stops",
+    "demo": "makes a private systemd: processes, mounts, cgroups",
+    "core.death": "names of signals, which are constants",
+    "jobs.claims": "a random place in the queue, so that workers do not meet",
+    "jobs.queue": "the moment of a change, in the job",
+    "jobs.store_source": "an average of how long jobs take",
+    "ledger.public": "public/*.json",
+    "ledger.spool": "spool/*.json",
+    "live.client": "the socket, and who serves it",
+    "operate.apply": "waits for the pipes of new workers",
+    "operate.controlling": "root works with the group of the state directory",
+    "operate.doctor": "looks at files, owners and modes",
+    "operate.job_store": "root becomes the owner of the store",
+    "operate.leftovers": "what workers left in systemd's directories",
+    "operate.waiting": "the pauses between two questions to systemd",
+    "postmortem.report": "moments in the reader's time zone",
+    "postmortem.run_log": "the owner of journal entries",
+    "postmortem.verdict": "moments by systemd's clock",
+    "postmortem.witnesses": "moments by systemd's clock",
+    "store": "databases: files, locks, connections, random revisions",
+}
+
 # A package from outside, and the only modules that may import it.
 ONLY_IN = {
     "arango": ("store.arango",),
-    "click": ("cli", "demo"),
+    "click": ("cli",),
     "jinja2": ("cli", "systemd", "postmortem"),
     "sqlite3": ("store.sqlite",),
     "systemd": ("systemd", "supervisor"),
@@ -42,54 +81,90 @@ ONLY_IN = {
 }
 
 
+def read_imports(path: Path) -> set[str]:
+    """Everything that a file imports, also inside functions."""
+    imported: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            imported.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative imports hide the direction"
+            module = node.module or ""
+            imported.add(module)
+            imported.update(f"{module}.{alias.name}" for alias in node.names)
+    return imported
+
+
 def modules() -> dict[str, set[str]]:
     """Every module of ours, without the package's name, and all that it imports."""
-    found = {}
-    for path in sorted(ROOT.rglob("*.py")):
-        name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-        imported: set[str] = set()
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Import):
-                imported.update(alias.name for alias in node.names)
-            elif isinstance(node, ast.ImportFrom):
-                assert node.level == 0, f"{path}: relative imports hide the direction"
-                module = node.module or ""
-                imported.add(module)
-                imported.update(f"{module}.{alias.name}" for alias in node.names)
-        found[name] = imported
-    return found
+    return {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): (
+            read_imports(path)
+        )
+        for path in sorted(ROOT.rglob("*.py"))
+    }
 
 
 def breaches(found: dict[str, set[str]]) -> list[str]:
     result = []
     for name, imported in found.items():
-        layer = name.split(".")[0]
-        if layer == "__init__":
+        room = name.split(".")[0]
+        if room == "__init__":
             continue
-        if layer not in RANK:
+        if room not in RANK:
             result.append(f"{name}: no layer is known for it; add it to LAYERS")
             continue
         for target in sorted(imported):
             parts = target.split(".")
             if parts[0] == "nomarr_systemd" and len(parts) > 1:
-                if RANK.get(parts[1], 0) > RANK[layer]:
-                    result.append(f"{name} imports {target}: {layer} lies below {parts[1]}")
-            elif layer == "core" and parts[0] in IMPURE:
+                other = parts[1]
+                if RANK.get(other, 0) > RANK[room]:
+                    result.append(f"{name} imports {target}: {room} lies below {other}")
+                elif are_strangers(room, other):
+                    result.append(f"{name} imports {target}: {room} and {other} are siblings")
+            elif room == "core" and parts[0] in IMPURE:
                 result.append(f"{name} imports {target}: the core is pure")
             elif parts[0] in ONLY_IN and not name.startswith(ONLY_IN[parts[0]]):
                 allowed = ", ".join(ONLY_IN[parts[0]])
                 result.append(f"{name} imports {target}: only {allowed} may")
+            elif target in MACHINE and not may_touch_the_machine(name):
+                result.append(f"{name} imports {target}: only host and systemd may")
     return result
+
+
+def are_strangers(room: str, other: str) -> bool:
+    is_sibling = other != room and RANK.get(other) == RANK[room]
+    return is_sibling and (room, other) not in SIBLINGS
+
+
+def may_touch_the_machine(name: str) -> bool:
+    return any(is_within(name, place) for place in ("host", "systemd", *TOUCHES_THE_MACHINE))
+
+
+def is_within(name: str, place: str) -> bool:
+    return name == place or name.startswith(f"{place}.")
 
 
 def test_imports_go_downwards() -> None:
     assert breaches(modules()) == []
 
 
+def test_what_may_touch_the_machine_does() -> None:
+    """A name in the table that no longer needs to be there goes."""
+    found = modules()
+    idle = [
+        place
+        for place in TOUCHES_THE_MACHINE
+        if not any(MACHINE & imported for name, imported in found.items() if is_within(name, place))
+    ]
+    assert idle == []
+
+
 def test_a_breach_is_found_and_named() -> None:
     found = {
         "core.policy": {"time", "nomarr_systemd.store.protocol"},
         "store.sqlite": {"nomarr_systemd.ledger.ledger", "arango"},
+        "operate.acts": {"nomarr_systemd.demo.lab", "subprocess", "click"},
         "newcomer": set(),
     }
     assert breaches(found) == [
@@ -97,8 +172,23 @@ def test_a_breach_is_found_and_named() -> None:
         "core.policy imports time: the core is pure",
         "store.sqlite imports arango: only store.arango may",
         "store.sqlite imports nomarr_systemd.ledger.ledger: store lies below ledger",
+        "operate.acts imports click: only cli may",
+        "operate.acts imports nomarr_systemd.demo.lab: operate and demo are siblings",
+        "operate.acts imports subprocess: only host and systemd may",
         "newcomer: no layer is known for it; add it to LAYERS",
     ]
+
+
+def test_no_test_module_imports_another() -> None:
+    """Helpers live in tests/support."""
+    found = [
+        f"{path.relative_to(TESTS)} imports {target}"
+        for path in sorted(TESTS.rglob("*.py"))
+        for target in sorted(read_imports(path))
+        if is_within(target, "tests")
+        and any(part.startswith(("test_", "conftest")) for part in target.split("."))
+    ]
+    assert found == []
 
 
 def test_no_import_cycles() -> None:

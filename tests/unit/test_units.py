@@ -14,9 +14,8 @@ from nomarr_systemd.config.file import parse
 from nomarr_systemd.config.values import Config, Pool
 from nomarr_systemd.core.errors import ConfigError
 from nomarr_systemd.core.ids import Component
-from nomarr_systemd.host.layout import Paths, system_paths
+from nomarr_systemd.host.layout import LIBEXEC, Paths, system_paths
 from nomarr_systemd.systemd.unit_files import (
-    LIBEXEC,
     MARK,
     UnitError,
     adapt,

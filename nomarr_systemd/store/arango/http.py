@@ -1,7 +1,7 @@
-"""The way to ArangoDB: hosts that fail, time-outs, certificates, and errors in our own words.
+"""Requests to ArangoDB: hosts that fail, time-outs, certificates, and its errors as our own.
 
-Together with ``arango`` the only module that imports python-arango. What is asked for, and what
-to do about an answer, is not known here.
+With ``arango.store`` the only module that imports python-arango. What is asked for, and what to
+do about an answer, is not known here.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ TEMPORARY: Final = frozenset({18, 21, 28, 29, 30, 32, 1004, 1104, 1500, 1600, 21
 CLUSTER: Final = range(1400, 1500)  # leaders that change, servers that do not reach each other
 QUERY: Final = range(1501, 1600)
 
-# What two writers of one document wait before they try again.
+# Pauses between the retries of two writers of one document.
 PAUSES_S: Final = (0.005, 0.02, 0.05, 0.1, 0.2)
 
 
@@ -66,7 +66,7 @@ class Link:
     """One database on one or more hosts, as one user.
 
     A request waits ``timeout_s`` for its connection and for each piece of the answer, and a call
-    asks each host once: it is over after ``timeout_s`` times the hosts, whoever is dead.
+    asks each host once: it takes at most ``timeout_s`` times the number of hosts.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Link:
         raise AssertionError("a URL names one host at least")
 
     def settle(self, what: str, call: Callable[[], T]) -> T:
-        """Ask again where two writers met on one document: the server gives one of them up."""
+        """Retry where two writers met on one document: the server refuses one of them."""
         for pause_s in PAUSES_S:
             try:
                 return self.ask(what, call)
@@ -170,7 +170,7 @@ def number_of(error: StoreError) -> int | None:
 
 
 class _NextHost(HostResolver):
-    """Stays with a host until it fails, then takes the next one in turn."""
+    """Uses one host until it fails, then the next one."""
 
     def __init__(self, host_count: int) -> None:
         super().__init__(host_count, host_count)

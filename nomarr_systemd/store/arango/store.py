@@ -1,7 +1,7 @@
 """The store of several hosts: documents in ArangoDB, by python-arango.
 
-How a request reaches a host, and what becomes of its errors, is in ``arangohttp``; where the
-password comes from in ``secret``. What a document means is not known here.
+How a request reaches a host, and what becomes of its errors, is in ``arango.http``; where
+the password comes from in ``secret``. What a document means is not known here.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from nomarr_systemd.store.protocol import (
 
 if TYPE_CHECKING:
     from nomarr_systemd.config.store_url import ArangoUrl
-    from nomarr_systemd.store.publish import Publisher
+    from nomarr_systemd.store.protocol import Publisher
 
 _CREATE_TIMEOUT_S: Final = 10.0  # a cluster takes seconds to agree on a new collection
 _BATCH: Final = 1000
@@ -240,7 +240,10 @@ class ArangoStore:
         return self._db.collection(collection)
 
     def _make_schema(self) -> None:
-        """Make what is not there yet. Eight processes may do so at once: a name taken is fine."""
+        """Create what is missing. Eight processes may do so at once: a name taken is fine.
+
+        Indexes that are not wanted stay: another host may run another version.
+        """
         there = {known["name"] for known in self._list_collections()}
         for name, indexes in self._collections:
             documents = self._db.collection(name)

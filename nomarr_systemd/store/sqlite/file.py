@@ -1,14 +1,13 @@
 """One SQLite file that survives its surroundings: locks, a full disk, corruption, removal.
 
-Busy is waited for, two seconds at most; a file that was moved is opened anew; a corrupt one is
-set aside with its companions and a new one begun. Which tables it holds is the caller's matter.
+A busy file is retried, two seconds at most; a file that was moved is opened again; a corrupt one
+is set aside with its companions and a new one begun. The caller says which tables it holds.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import sqlite3
 import time
@@ -22,6 +21,7 @@ from nomarr_systemd.core.errors import (
     StoreRefused,
     StoreUnavailable,
 )
+from nomarr_systemd.host.files import locked
 
 APPLICATION_ID: Final = 0x6E6F6D72  # "nomr", so that no other program's file is taken for ours
 
@@ -36,12 +36,25 @@ class _Moved(Exception):
 
 
 class SqliteFile:
-    """Runs statements on the database at ``path``; ``schema`` are the statements that make it."""
+    """Runs statements on the database at ``path``; ``schema`` are the statements that make it.
 
-    def __init__(self, path: str, *, version: int, schema: tuple[str, ...], patience_s: float):
+    ``indexes`` are no part of its version: an existing file gains and loses them when it is
+    opened, and a program of another version works with whatever indexes there are.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        version: int,
+        schema: tuple[str, ...],
+        indexes: tuple[str, ...],
+        patience_s: float,
+    ) -> None:
         self.path = path
         self._version = version
         self._schema = schema
+        self._indexes = indexes
         self._patience_s = patience_s
         self._db: sqlite3.Connection | None = None
         self._identity = (0, 0)
@@ -115,8 +128,8 @@ class SqliteFile:
     def set_aside(self, why: str) -> None:
         """Rename the corrupt file and its companions; the next statement begins a new one.
 
-        What is meant is written down first: whoever opens the file after a kill in between
-        finishes it, and no file is ever opened without its log.
+        A note is written first: the process that opens the file after a kill in between finishes
+        it, and no file is ever opened without its log.
         """
         with self._lock():
             if _identify(self.path) == self._identity:
@@ -192,6 +205,7 @@ class SqliteFile:
             if self._version_of(db) != self._version:
                 with self._lock():
                     self._make_schema(db)
+            self._make_indexes(db)
             db.execute("PRAGMA synchronous = FULL")
         except sqlite3.Error as error:
             # A corrupt file is closed after it was set aside, not before.
@@ -227,31 +241,48 @@ class SqliteFile:
             return  # made by another process while we waited for the lock
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("BEGIN IMMEDIATE")
-        for statement in self._schema:
+        for statement in (*self._schema, *self._indexes):
             db.execute(statement)
         db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         db.execute(f"PRAGMA user_version = {self._version}")
         db.execute("COMMIT")
 
+    def _make_indexes(self, db: sqlite3.Connection) -> None:
+        """Create the indexes that are missing and drop those that are not wanted.
+
+        They are compared by what they index, not by name: a large one is not built again. A full
+        disk or a lock leaves the file as it was; it works without them.
+        """
+        there = "SELECT name, sql FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL"
+        wanted = {_indexed(sql): sql for sql in self._indexes}
+        found = {_indexed(sql): name for name, sql in db.execute(there)}
+        if wanted.keys() == found.keys():
+            return
+        try:
+            db.execute("BEGIN IMMEDIATE")
+            found = {_indexed(sql): name for name, sql in db.execute(there)}
+            for indexed in found.keys() - wanted.keys():
+                db.execute(f'DROP INDEX "{found[indexed]}"')
+            for indexed in wanted.keys() - found.keys():
+                db.execute(wanted[indexed])
+            db.execute("COMMIT")
+        except sqlite3.OperationalError:
+            if db.in_transaction:
+                db.execute("ROLLBACK")
+
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:
-        try:
-            fd = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise StoreUnavailable(f"cannot open {self.path}.lock: {error.strerror}") from error
-        try:
-            deadline = time.monotonic() + self._patience_s
-            while True:
-                try:
-                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() >= deadline:
-                        raise StoreUnavailable(f"{self.path}.lock stayed locked") from None
-                    time.sleep(0.002)
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(locked(f"{self.path}.lock", self._patience_s))
+            except OSError as error:
+                raise StoreUnavailable(f"cannot lock {self.path}.lock: {error.strerror}") from error
             yield
-        finally:
-            os.close(fd)
+
+
+def _indexed(sql: str) -> str:
+    """The table and the columns of a CREATE INDEX statement."""
+    return sql.partition(" ON ")[2]
 
 
 def _create(path: str) -> None:
@@ -269,7 +300,7 @@ def _create(path: str) -> None:
 
 
 def _read_text(raw: bytes) -> str:
-    """A column's text; none where it is no UTF-8, so that one bad row does not spoil the rest."""
+    """A column's text; empty if it is not UTF-8, so that one bad row does not affect the rest."""
     try:
         return raw.decode()
     except UnicodeDecodeError:

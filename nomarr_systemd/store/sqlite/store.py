@@ -1,7 +1,7 @@
 """The store of one host: a SQLite file per domain, durable at every commit.
 
 A collection is a table of key, revision and JSON body; what is looked up is indexed by expression.
-How the file is opened, locked and saved from corruption is in ``sqlitefile``.
+How the file is opened, locked and saved from corruption is in ``sqlite.file``.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from nomarr_systemd.store.protocol import (
     Doc,
     Domain,
     Equal,
+    Publisher,
     check_field,
     check_key,
     check_number,
@@ -27,7 +28,6 @@ from nomarr_systemd.store.protocol import (
     encode,
     new_keys,
 )
-from nomarr_systemd.store.publish import Publisher
 from nomarr_systemd.store.sqlite.file import SqliteFile
 
 SCHEMA_VERSION: Final = 1
@@ -52,6 +52,7 @@ class SqliteStore:
             os.path.join(directory, FILES[domain]),
             version=SCHEMA_VERSION,
             schema=tuple(_schema(domain)),
+            indexes=tuple(_indexes(domain)),
             patience_s=patience_s,
         )
         self._file.run(lambda db: db.execute("SELECT 1 FROM sqlite_master").fetchone())
@@ -116,7 +117,8 @@ class SqliteStore:
         if conditions:
             sql += f" WHERE {' AND '.join(conditions)}"
         direction = "DESC" if descending else "ASC"
-        sql += f" ORDER BY {_column(order)} {direction}, key {direction}"
+        first = "" if order == "_key" else f"{_column(order)} {direction}, "  # keys differ: no more
+        sql += f" ORDER BY {first}key {direction}"
         if limit is not None:
             sql += f" LIMIT {min(max(0, int(limit)), 2**62)}"
         rows = self._file.run(lambda db: db.execute(sql, values).fetchall())
@@ -124,8 +126,8 @@ class SqliteStore:
         return [doc for doc in docs if doc is not None]
 
     def count(self, collection: str, where: Equal) -> int:
-        # Without find()'s second look at the type, which would read every document: a word is
-        # neither a number nor an object's text, so the index knows it all.
+        # Without find()'s check of the type, which would read every document: a plain word is
+        # neither a number nor an object's text, so the index is enough.
         conditions = " AND ".join(f"{_column(field)} = ?" for field in check_words(where))
         sql = f"SELECT count(*) FROM {self._table(collection)} WHERE {conditions or 'TRUE'}"
         values = tuple(where.values())
@@ -194,7 +196,7 @@ class SqliteStore:
         return doc
 
     def _bury(self, collection: str, key: str, rev: str) -> None:
-        """Put a document that is no JSON aside, alone: the file is sound and so are the others."""
+        """Move a document that is not JSON to the table ``damaged``; the others are sound."""
         import logging  # a rare and loud path; the usual start-up should not pay for the import
 
         table = self._table(collection)
@@ -232,14 +234,18 @@ class SqliteStore:
 
 def _schema(domain: Domain) -> Iterator[str]:
     yield "CREATE TABLE damaged (collection TEXT, key TEXT, rev TEXT, body)"
-    for name, indexes in DOMAINS[domain]:
+    for name, _ in DOMAINS[domain]:
         yield (
             f'CREATE TABLE "{name}"'
             " (key TEXT PRIMARY KEY NOT NULL, rev TEXT NOT NULL, body TEXT NOT NULL)"
         )
-        for number, fields in enumerate(indexes):
+
+
+def _indexes(domain: Domain) -> Iterator[str]:
+    for name, indexes in DOMAINS[domain]:
+        for fields in indexes:
             columns = ", ".join([*map(_column, fields), "key"])
-            yield f'CREATE INDEX "{name}_{number}" ON "{name}"({columns})'
+            yield f'CREATE INDEX "{name}_by_{"_".join(fields)}" ON "{name}"({columns})'
 
 
 def _column(field: str) -> str:
@@ -267,5 +273,5 @@ def _equals(field: str, value: str | int | None) -> tuple[str, list[str | int]]:
 
 
 def _new_rev() -> str:
-    """Random, so that no revision ever comes back, not even after delete and insert."""
+    """Random: no revision is used twice, not even after delete and insert."""
     return os.urandom(8).hex()

@@ -1,0 +1,77 @@
+"""Typed getters for decoded JSON that is not trusted: a value of another type than expected raises
+JsonError, which names the attribute. Decoding itself is the standard library's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, TypeVar
+
+Object = Mapping[str, Any]
+_T = TypeVar("_T")
+_REQUIRED: Final = object()
+
+
+class JsonError(ValueError):
+    """An attribute is missing, or its value has the wrong type."""
+
+
+def as_object(value: object, what: str = "the document") -> dict[str, Any]:
+    """The value, if it is an object."""
+    if not isinstance(value, dict):
+        raise JsonError(f"{what} is {_name(value)}, not an object")
+    return value
+
+
+def get_str(doc: Object, name: str, default: Any = _REQUIRED) -> str:
+    return _get(doc, name, str, default)
+
+
+def get_int(doc: Object, name: str, default: Any = _REQUIRED) -> int:
+    """A whole number; true and false are none."""
+    return _get(doc, name, int, default)
+
+
+def get_dict(doc: Object, name: str, default: Any = _REQUIRED) -> dict[str, Any]:
+    return _get(doc, name, dict, default)
+
+
+def get_list(doc: Object, name: str, default: Any = _REQUIRED) -> list[Any]:
+    return _get(doc, name, list, default)
+
+
+def get_objects(doc: Object, name: str) -> list[dict[str, Any]]:
+    """The items of a list that are objects; none where there is no such list. Never raises."""
+    found = doc.get(name)
+    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+
+
+def get_text(doc: Object, name: str, most: int = 500) -> str:
+    """Any value as text of limited length; null and a missing attribute are empty. Never raises."""
+    value = doc.get(name)
+    return "" if value is None else str(value)[:most]
+
+
+def _get(doc: Object, name: str, kind: type[_T], default: Any) -> _T:
+    value = doc.get(name, default)
+    if value is _REQUIRED:
+        raise JsonError(f"attribute {name!r} is missing")
+    if value is default:
+        return value  # type: ignore[no-any-return]  # what the caller gave
+    if type(value) is not kind:
+        raise JsonError(f"attribute {name!r} is {_name(value)}, not {_KINDS[kind]}")
+    return value
+
+
+_KINDS: Final[dict[type, str]] = {
+    str: "a text",
+    int: "a whole number",
+    dict: "an object",
+    list: "a list",
+}
+
+
+def _name(value: object) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return _KINDS.get(type(value), "a number")

@@ -1,0 +1,185 @@
+"""``public/<instance>.json``: the accounts of the ledger for users who may only read. The writer,
+which the store calls after each commit, and the one reader.
+
+A reader without write permission can use no journal mode of SQLite, so each committed document
+is renamed into place here. These files are copies: losing one loses nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Iterable
+from typing import Final, NamedTuple
+
+from nomarr_systemd.config.values import StoreSettings
+from nomarr_systemd.core import account as book_keeping
+from nomarr_systemd.core.account import Account
+from nomarr_systemd.core.errors import BadName, StoreUnavailable
+from nomarr_systemd.core.ids import Component, parse_component
+from nomarr_systemd.core.json import JsonError, as_object, get_dict, get_int, get_list, get_str
+from nomarr_systemd.host.files import locked, remove
+from nomarr_systemd.store.open import open_store
+from nomarr_systemd.store.protocol import Store
+
+SUFFIX: Final = ".json"
+PATIENCE_S: Final = 2.0
+_MAX_BYTES: Final = 4 << 20  # a full ring is 30 kB
+
+
+class Publisher:
+    """Writes one directory of published documents, 0640 and of the given group.
+
+    ``host`` is this host where several share a store: workers of the others are not published.
+    """
+
+    def __init__(self, directory: str, *, gid: int = -1, host: str = "") -> None:
+        self.directory = directory
+        self._gid = gid
+        self._host = host
+        self.error: Exception | None = None  # why the last publication failed; the commit stands
+
+    def publish(self, key: str, current: Callable[[], str | None]) -> None:
+        """Write what ``current`` reads from the store now; None removes the file.
+
+        It reads under the lock: of two writers the last one has also read last. A full disk does
+        not undo a commit, so errors are kept and logged, not raised, and the store's
+        ``publish_all`` makes up for them.
+        """
+        name = self.name(key)
+        if name is None:
+            return
+        try:
+            self._make_directory()
+            # Beside the directory and for its owner alone: a reader must not be able to hold it.
+            with locked(f"{self.directory}.lock", PATIENCE_S):
+                self._write(name, current())
+            self.error = None
+        except (OSError, StoreUnavailable) as error:
+            import logging  # a rare path; the usual start-up should not pay for the import
+
+            self.error = error
+            logging.getLogger("nomarr.store").error("cannot publish %s: %s", name, error)
+
+    def remove_others(self, keys: Iterable[str]) -> None:
+        """Remove the files of all documents but these: what a kill or a removal left."""
+        kept = {self.name(key) for key in keys}
+        with contextlib.suppress(FileNotFoundError):
+            for name in os.listdir(self.directory):
+                if name not in kept and name.endswith((SUFFIX, f"{SUFFIX}.new")):
+                    remove(os.path.join(self.directory, name))
+
+    def name(self, key: str) -> str | None:
+        """The file of the document ``key``, or None for one that is not published here."""
+        component_id, _, host = key.partition("@")
+        try:
+            component = parse_component(component_id)
+        except BadName:
+            return None
+        return component.instance + SUFFIX if host == self._host else None
+
+    def _make_directory(self) -> None:
+        if not os.path.isdir(self.directory):
+            os.makedirs(self.directory, 0o750, exist_ok=True)
+            if self._gid != -1:
+                os.chown(self.directory, -1, self._gid)
+
+    def _write(self, name: str, text: str | None) -> None:
+        path = os.path.join(self.directory, name)
+        if text is None:
+            remove(path)
+            return
+        temporary = f"{path}.new"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(temporary, flags, 0o640)
+        try:
+            with open(fd, "w", encoding="utf-8") as file:
+                os.fchmod(fd, 0o640)
+                if self._gid != -1:
+                    os.fchown(fd, -1, self._gid)
+                file.write(text)
+            os.rename(temporary, path)
+        except OSError:
+            remove(temporary)
+            raise
+
+
+def open_policy_store(settings: StoreSettings, directory: str, host: str = "") -> Store:
+    """The policy domain's store, which publishes the ledger of ``host`` in ``directory``."""
+    return open_store(
+        settings.url,
+        "policy",
+        password_file=settings.password_file,
+        ca_file=settings.ca_file,
+        publisher=Publisher(directory, host=host),
+    )
+
+
+class Published(NamedTuple):
+    """A worker's account as it is published; ``problem`` says why it could not be read, and then
+    the account is empty and means nothing."""
+
+    account: Account
+    problem: str = ""
+
+
+def read_published(directory: str, component: Component) -> Published:
+    """One worker's account; a worker without a file has an empty one. Never raises."""
+    path = os.path.join(directory, component.instance + SUFFIX)
+    empty = Account(component.component_id)
+    try:
+        with open(path, "rb") as file:
+            return Published(_decode(file.read(_MAX_BYTES), component))
+    except FileNotFoundError:
+        return Published(empty)
+    except PermissionError:
+        return Published(empty, _say_closed(path))
+    except OSError as error:
+        why = error.strerror or str(error)
+        return Published(empty, f"The ledger's records in {path} cannot be read: {why}")
+    except (ValueError, TypeError, RecursionError) as error:
+        return Published(empty, f"The ledger's records in {path} are damaged: {error}"[:400])
+
+
+def list_published(directory: str) -> tuple[set[Component], str]:
+    """The workers that have a published account, and why they could not be listed, if so."""
+    found = set()
+    try:
+        names = os.listdir(directory)
+    except FileNotFoundError:
+        return set(), ""
+    except PermissionError:
+        return set(), _say_closed(directory)
+    except OSError as error:
+        return set(), f"The ledger's records in {directory} cannot be listed: {error.strerror}"
+    for name in names:
+        with contextlib.suppress(BadName):
+            found.add(parse_component(name.removesuffix(SUFFIX)))
+    return found, ""
+
+
+def _decode(content: bytes, component: Component) -> Account:
+    """The account, or ValueError or TypeError; also where it is another worker's."""
+    doc = as_object(json.loads(content))
+    if get_str(doc, "component_id") != component.component_id:
+        raise JsonError("it is another worker's account")
+    for name in ("restart_count", "attempts", "total_restarts", "recoveries", "k"):
+        get_int(doc, name, 0)
+    window = get_dict(doc, "window", {})
+    for boot in window:
+        row = get_list(window, boot)  # invocation, wall time and boot time of each restart
+        if any(type(moment) is not int for moment in (*row[1::3], *row[2::3])):
+            raise JsonError(f"attribute {boot!r:.40} of the window has no moments")
+    if any(not isinstance(row, str) for row in get_list(doc, "records", [])):
+        raise JsonError("attribute 'records' is not all texts")
+    account = book_keeping.from_doc(doc)
+    _ = account.records  # each row is parsed, so that nothing fails later
+    return account
+
+
+def _say_closed(path: str) -> str:
+    return (
+        f"The ledger's records cannot be read ({path}): be root, or join the group nomarr"
+        " (usermod -aG nomarr USER, then log in again)."
+    )

@@ -1,0 +1,200 @@
+"""What a person does to workers: pause, resume, restart, reset. Each may be repeated, is on record
+with the person's name, and keeps the controller from acting while it changes something.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from nomarr_systemd.config.values import Config
+from nomarr_systemd.core.errors import StoreError
+from nomarr_systemd.core.ids import Component
+from nomarr_systemd.host.holds import Holds
+from nomarr_systemd.host.scope import Scope, name_person
+from nomarr_systemd.live import client
+from nomarr_systemd.operate import controlling
+from nomarr_systemd.operate.job_store import forget_pool_failure
+from nomarr_systemd.operate.waiting import FACTS, Facts, Tell, is_down, is_idle, wait_for
+from nomarr_systemd.systemd import journal
+from nomarr_systemd.systemd.manager import Manager, monotonic_ms, queue, timer_of
+
+_TELL_SUPERVISOR_MS: Final = 2000  # for all workers together, if the supervisor hangs
+
+
+class Result(NamedTuple):
+    """What came of an act for one worker: a word for scripts and a text for people."""
+
+    worker: Component
+    word: str
+    text: str
+
+
+class Report(NamedTuple):
+    """One act of one person, and what came of it for each worker."""
+
+    action: str
+    by: str
+    results: list[Result]
+    warnings: list[str]
+
+
+class _Act:
+    def __init__(self, scope: Scope, config: Config, action: str) -> None:
+        self.scope = scope
+        self.config = config
+        self.action = action
+        self.by = name_person()
+        self.holds = Holds(scope.paths.hold)
+        self.manager = Manager(user=scope.user)
+        self._results: dict[Component, Result] = {}
+        self._warnings: list[str] = []
+
+    def record(self, workers: Sequence[Component], action: str, text: str = "") -> None:
+        """Put it in the ledger before it is done. It is done without a store, too."""
+        try:
+            if workers:
+                controlling.note(self.scope, self.config, workers, action, self.by, text)
+        except StoreError as error:
+            self._warnings.append(f"the ledger has no record of this: {error}")
+
+    def queue(self, verb: str, workers: Sequence[Component]) -> None:
+        queue(verb, [worker.unit for worker in workers], user=self.scope.user)  # type: ignore[arg-type]
+
+    def add(
+        self, workers: Sequence[Component], word: str, text: str = "", *, log: bool = False
+    ) -> None:
+        """Set the result of these workers; ``log`` also writes it to the journal."""
+        for worker in workers:
+            self._results[worker] = Result(worker, word, text or word)
+            if log:
+                journal.write_act(worker, word, self.by, user=self.scope.user)
+
+    def report(self) -> Report:
+        results = [self._results[worker] for worker in sorted(self._results)]
+        return Report(self.action, self.by, results, self._warnings)
+
+
+def pause(scope: Scope, config: Config, workers: Sequence[Component], tell: Tell) -> Report:
+    """Let workers finish their job and keep them down. Returns when they are down or resumed."""
+    act = _Act(scope, config, "pause")
+    with controlling.alone(scope):
+        # The hold comes first: whatever dies from here on stays down.
+        new = [worker for worker in workers if act.holds.pause(worker, act.by)]
+        act.record(new, "pause")
+        units = [*map(timer_of, workers), *(each.unit for each in workers)]
+        queue("stop", units, user=scope.user)
+    resumed: list[Component] = []
+
+    def is_done(worker: Component, facts: Facts) -> bool:
+        if not act.holds.is_paused(worker):
+            resumed.append(worker)
+            return True
+        return is_down(facts)
+
+    wait_for(act.manager, workers, is_done, "finishing their jobs", tell)
+    act.add(new, "paused", log=True)
+    act.add([each for each in workers if each not in new], "already-paused", "was paused already")
+    act.add(resumed, "resumed", "was resumed meanwhile")
+    return act.report()
+
+
+def resume(scope: Scope, config: Config, workers: Sequence[Component]) -> Report:
+    """Let paused workers run again, and close the incidents that hold any of these."""
+    act = _Act(scope, config, "resume")
+    pools = {each.pool for each in workers if controlling.is_incident(act.holds.read(each))}
+    ended = controlling.end_incidents(scope, config, sorted(pools), f"resumed by {act.by}")
+    with controlling.alone(scope):
+        paused = [worker for worker in workers if act.holds.is_paused(worker)]
+        shown = act.manager.show([each.unit for each in paused], FACTS)
+        masked = [each for each in paused if shown[each.unit]["LoadState"] == "masked"]
+        good = [each for each in paused if each not in masked]
+        act.record(good, "resume")
+        for worker in paused:
+            act.holds.begin_resume(worker)
+        act.queue("start", good)
+        for worker in paused:  # a kill before this, and it is resumed once more
+            act.holds.end_resume(worker)
+    act.add(good, "resumed", log=True)
+    act.add(masked, "masked", "has failed for good: nomarrctl reset --start")
+    others = [each for each in workers if each not in paused]
+    act.add([each for each in others if each.pool in ended], "resumed", "no longer held")
+    act.add([each for each in others if each.pool not in ended], "not-paused", "was not paused")
+    return act.report()
+
+
+def restart(scope: Scope, config: Config, workers: Sequence[Component], tell: Tell) -> Report:
+    """Let workers finish their job and start them again; held and masked ones are left alone."""
+    act = _Act(scope, config, "restart")
+    with controlling.alone(scope):
+        shown = act.manager.show([each.unit for each in workers], FACTS)
+        held = [each for each in workers if act.holds.read(each)]
+        free = [each for each in workers if each not in held]
+        masked = [each for each in free if shown[each.unit]["LoadState"] == "masked"]
+        good = [each for each in free if each not in masked]
+        act.record(good, "manual", "restarted by hand")
+        if good:
+            act.manager.stop(map(timer_of, good))
+        act.queue("restart", good)
+    found = wait_for(
+        act.manager,
+        good,
+        lambda _, facts: is_idle(facts),
+        "finishing their jobs and starting",
+        tell,
+    )
+    up = [
+        each
+        for each in good
+        if found[each]["ActiveState"] in ("active", "activating")
+        and found[each]["InvocationID"] != shown[each.unit]["InvocationID"]
+    ]
+    act.add(up, "restarted", log=True)
+    down = [each for each in good if each not in up]
+    act.add(down, "not-started", "did not start: see nomarrctl why")
+    act.add(held, "held", "is held; nomarrctl status says why, nomarrctl resume ends a pause")
+    act.add(masked, "masked", "has failed for good: nomarrctl reset --start")
+    return act.report()
+
+
+def reset(
+    scope: Scope,
+    config: Config,
+    workers: Sequence[Component],
+    *,
+    pools: Sequence[str] = (),
+    start: bool = False,
+) -> Report:
+    """Let counts begin again and unmask; ``pools`` have not failed any more."""
+    act = _Act(scope, config, "reset")
+    units = [worker.unit for worker in workers]
+    with controlling.alone(scope):
+        controlling.reset_counts(scope, config, workers, act.by)
+        act.manager.stop(map(timer_of, workers))
+        act.manager.unmask(units)
+        act.manager.reset_failed(units)
+        for worker in workers:
+            act.holds.release(worker)
+        _tell_supervisor(scope, workers)
+        for pool in pools:
+            forget_pool_failure(config.store, pool)
+        held = {worker: act.holds.read(worker) for worker in workers}
+        started = [worker for worker in workers if start and not held[worker]]
+        act.queue("start", started)
+    act.add(workers, "reset", log=True)
+    act.add(started, "reset-and-started", "reset and started")
+    for worker in workers if start else ():
+        if act.holds.is_paused(worker):
+            text = "reset, and not started: paused; nomarrctl resume lets it run"
+            act.add([worker], "paused", text)
+        elif held[worker]:
+            act.add([worker], "held", f"reset, and not started: {held[worker]}")
+    return act.report()
+
+
+def _tell_supervisor(scope: Scope, workers: Sequence[Component]) -> None:
+    ends = monotonic_ms() + _TELL_SUPERVISOR_MS
+    for worker in workers:
+        if monotonic_ms() > ends:
+            return  # it does not answer; when it comes back it asks systemd
+        client.ask(scope.paths.live, {"op": "reset", "component": worker.component_id})

@@ -1,0 +1,54 @@
+"""The store of the jobs, opened by a person: as its owner, since what root makes there the workers
+could not use.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+from nomarr_systemd.config.store_url import SqliteUrl, parse_store_url
+from nomarr_systemd.config.values import StoreSettings
+from nomarr_systemd.core.errors import NomarrError
+from nomarr_systemd.jobs.settlement import clear_pool
+from nomarr_systemd.store.open import open_work_store
+from nomarr_systemd.store.protocol import Store
+
+
+@contextmanager
+def open_as_owner(settings: StoreSettings) -> Iterator[Store]:
+    """The work store; root is its owner for as long as it is open."""
+    user, group, groups = os.geteuid(), os.getegid(), os.getgroups()
+    parsed = parse_store_url(settings.url)
+    try:
+        if isinstance(parsed, SqliteUrl) and user == 0:
+            import nomarr_systemd.store.sqlite.store  # noqa: F401 (the owner may not be able to read it)
+
+            _become_owner(f"{parsed.directory}/work")
+        with closing(open_work_store(settings)) as store:
+            yield store
+    finally:
+        if os.geteuid() != user:
+            os.seteuid(user)
+            os.setegid(group)
+            os.setgroups(groups)
+
+
+def forget_pool_failure(settings: StoreSettings, pool: str) -> None:
+    """The pool has not failed, and its crashes count from none again."""
+    with open_as_owner(settings) as store:
+        clear_pool(store, pool)
+
+
+def _become_owner(directory: str) -> None:
+    try:
+        owner = os.stat(directory)
+    except FileNotFoundError as error:
+        raise NomarrError(
+            f"there is no directory {directory} yet", hint="run nomarrctl apply"
+        ) from error
+    if owner.st_uid:
+        os.setgroups([])
+        os.setegid(owner.st_gid)
+        os.seteuid(owner.st_uid)

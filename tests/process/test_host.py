@@ -1,0 +1,123 @@
+"""Files of the host that every part reads: the lock, holds, and what was applied."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from nomarr_systemd.config.values import Config, Pool
+from nomarr_systemd.core.errors import ConfigError
+from nomarr_systemd.core.ids import Component
+from nomarr_systemd.host.configuration import NotApplied, read_applied
+from nomarr_systemd.host.files import locked
+from nomarr_systemd.host.holds import Holds
+from nomarr_systemd.host.layout import Paths
+from tests.support.users import NOBODY, run_as
+
+TAG = Component("tag", 0)
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+
+
+def test_a_lock_with_patience_gives_up_and_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "lock"
+    with locked(str(path)):
+        began = time.monotonic()
+        with (
+            pytest.raises(TimeoutError, match=r"stayed locked for 0\.1 s.*lock"),
+            locked(str(path), 0.1),
+        ):
+            raise AssertionError("it is ours")
+        assert time.monotonic() - began >= 0.1
+        with pytest.raises(TimeoutError), locked(str(path), 0):
+            raise AssertionError("it is ours")
+    with locked(str(path), 0):
+        assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_lock_is_had_as_soon_as_it_is_free(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    fd = os.open(path, os.O_RDWR | os.O_CREAT)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    child = os.fork()
+    if not child:
+        os.close(fd)  # the lock goes with the last of its descriptors
+        try:
+            with locked(str(path), 20):
+                os._exit(0)
+        finally:
+            os._exit(1)
+    os.close(fd)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_lock_follows_no_link(tmp_path: Path) -> None:
+    (tmp_path / "lock").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="Too many levels"), locked(str(tmp_path / "lock")):
+        raise AssertionError("it followed")
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_hold_that_cannot_be_read_holds(tmp_path: Path) -> None:
+    """Finding H: one such entry, and the controller restarted nobody."""
+    holds = Holds(str(tmp_path))
+    (tmp_path / "tag-0").mkdir()
+    assert holds.read(TAG).startswith("its hold cannot be read: Is a directory")
+    assert not holds.is_paused(TAG)
+    holds.release(TAG)
+    assert (tmp_path / "tag-0").is_dir()
+    assert holds.instances() == ["tag-0"]
+
+
+@needs_root
+def test_a_hold_that_is_not_ours_to_read_holds(tmp_path: Path) -> None:
+    holds = Holds(str(tmp_path))
+    holds.hold(TAG, "why not")
+    (tmp_path / "tag-0").chmod(0o600)
+    _open_to_all(tmp_path)
+    said = run_as(NOBODY, lambda: holds.read(TAG))
+    assert said.startswith("its hold cannot be read: Permission denied")
+
+
+def test_what_was_applied(tmp_path: Path) -> None:
+    paths = Paths(str(tmp_path), str(tmp_path))
+    with pytest.raises(NotApplied) as before:
+        read_applied(paths)
+    assert before.value.hint == "run nomarrctl apply first"
+    config = Config(pools=(Pool("tag", command=("/bin/true",)),))
+    file = Path(paths.resolved)
+    file.write_text(json.dumps(config.to_dict()))
+    assert read_applied(paths) == config
+    for broken in ("", "[]", '{"pools": 1}', "[" * 100_000, "\udcff"):
+        file.write_text(broken, errors="surrogateescape")
+        with pytest.raises(ConfigError) as found:
+            read_applied(paths)
+        assert not isinstance(found.value, NotApplied)
+
+
+@needs_root
+def test_what_was_applied_and_is_closed_is_not_called_missing(tmp_path: Path) -> None:
+    paths = Paths(str(tmp_path), str(tmp_path))
+    Path(paths.resolved).write_text(json.dumps(Config().to_dict()))
+    Path(paths.resolved).chmod(0o600)
+    _open_to_all(tmp_path)
+
+    def look() -> str:
+        try:
+            read_applied(paths)
+        except NotApplied:
+            return "nothing"
+        except ConfigError as error:
+            return str(error)
+        return "read"
+
+    assert run_as(NOBODY, look) == f"{paths.resolved} is not for you to read"
+
+
+def _open_to_all(directory: Path) -> None:
+    for each in (directory, *directory.parents[:2]):
+        each.chmod(0o755)

@@ -1,0 +1,103 @@
+"""The published accounts and their one reader: whole, missing, closed, and damaged in any way."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nomarr_systemd.core import account as book_keeping
+from nomarr_systemd.core.account import Account
+from nomarr_systemd.core.ids import Component
+from nomarr_systemd.core.json import JsonError, as_object, get_dict, get_int, get_str
+from nomarr_systemd.core.policy import Rules
+from nomarr_systemd.core.time import Moment
+from nomarr_systemd.ledger.public import list_published, read_published
+from tests.support.moments import death
+from tests.support.users import NOBODY, run_as
+
+TAG = Component("tag", 0)
+NOW = Moment(1_000_000, "b" * 32, 5_000)
+ACCOUNT, _ = book_keeping.record_failure(Account(TAG.component_id), death("a" * 32), Rules(), NOW)
+DOC = json.loads(json.dumps(book_keeping.to_doc(ACCOUNT)))
+
+
+def test_an_account_comes_back_as_it_was(tmp_path: Path) -> None:
+    assert read_published(str(tmp_path), TAG) == (Account(TAG.component_id), "")
+    (tmp_path / "tag-0.json").write_text(json.dumps(DOC))
+    account, problem = read_published(str(tmp_path), TAG)
+    assert not problem
+    assert account.restart_count == 1
+    assert account.records == ACCOUNT.records
+    assert list_published(str(tmp_path)) == ({TAG}, "")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[]",
+        "null",
+        '{"component_id"',
+        "[" * 100_000,
+        json.dumps(DOC | {"component_id": "worker:tag:1"}),
+        json.dumps(DOC | {"restart_count": "three"}),
+        json.dumps(DOC | {"window": {"b": 7}}),
+        json.dumps(DOC | {"records": ["1|2"]}),
+        json.dumps(DOC | {"records": [7]}),
+        json.dumps(DOC | {"last_due": [1]}),
+    ],
+)
+def test_a_damaged_account_is_called_damaged(tmp_path: Path, content: str) -> None:
+    (tmp_path / "tag-0.json").write_text(content)
+    account, problem = read_published(str(tmp_path), TAG)
+    assert "are damaged" in problem
+    assert account == Account(TAG.component_id)
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=6,
+)
+
+
+@given(st.sampled_from(sorted(DOC)), _JSON)
+def test_no_document_breaks_the_reader(
+    tmp_path_factory: pytest.TempPathFactory, name: str, value: object
+) -> None:
+    directory = tmp_path_factory.mktemp("public")
+    (directory / "tag-0.json").write_text(json.dumps(DOC | {name: value}))
+    account, _ = read_published(str(directory), TAG)
+    book_keeping.statistics(account, 300, NOW)
+    assert account.records is not None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_what_is_closed_is_said_to_be_closed(tmp_path: Path) -> None:
+    for each in (tmp_path, *tmp_path.parents[:2]):
+        each.chmod(0o755)
+    file = tmp_path / "tag-0.json"
+    file.write_text(json.dumps(DOC))
+    file.chmod(0o640)
+    assert "join the group" in run_as(NOBODY, lambda: read_published(str(tmp_path), TAG).problem)
+    tmp_path.chmod(0o750)
+    assert "join the group" in run_as(NOBODY, lambda: list_published(str(tmp_path))[1])
+
+
+def test_getters_name_the_attribute() -> None:
+    doc = {"name": "x", "n": True, "none": None}
+    assert get_str(doc, "name") == "x"
+    assert get_int(doc, "missing", 3) == 3
+    with pytest.raises(JsonError, match="'n' is true, not a whole number"):
+        get_int(doc, "n")
+    with pytest.raises(JsonError, match="'none' is null, not a text"):
+        get_str(doc, "none", "")
+    with pytest.raises(JsonError, match="'missing' is missing"):
+        get_dict(doc, "missing")
+    with pytest.raises(JsonError, match="the answer is a list, not an object"):
+        as_object([], "the answer")

@@ -1,0 +1,190 @@
+"""Every query that the project makes, collected from its code and checked against the indexes of
+the collections: by our own rule, and by SQLite's planner.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import nomarr_systemd
+from nomarr_systemd.store.protocol import DOMAINS, POLICY_LEDGER, Doc, Domain, Equal
+from nomarr_systemd.store.sqlite.store import SqliteStore
+
+ROOT = Path(nomarr_systemd.__file__).parent
+# Queries without an index, and why that is fine.
+SMALL = {
+    POLICY_LEDGER: "one document per worker, and nearly all of them are wanted",
+    "meta": "a document per pool and a few switches",
+}
+
+
+class Query(NamedTuple):
+    """What is asked of a collection: the fields compared, then the field ordered or cut by."""
+
+    collection: str
+    equal: frozenset[str]
+    order: str
+
+
+def find_index(query: Query, indexes: Sequence[tuple[str, ...]]) -> tuple[str, ...] | None:
+    """An index that begins with the compared fields and goes on with the order."""
+    for fields in indexes:
+        rest = (*fields, "_key")
+        size = len(query.equal)
+        if set(rest[:size]) == query.equal and rest[size] == query.order:
+            return fields
+    return None
+
+
+def collect() -> Iterator[tuple[str, int, str, str, ast.Call]]:
+    """Every call of find, count or prune whose first argument is a collection."""
+    known = {each.name for group in DOMAINS.values() for each in group}
+    for path in sorted(ROOT.rglob("*.py")):
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        if module.startswith("store."):
+            continue
+        tree = ast.parse(path.read_text())
+        constants = {**_constants(tree), **_imported(tree)}
+        for node in ast.walk(tree):
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and node.func.attr in ("find", "count", "prune")
+                and node.args
+            ):
+                name = _value(node.args[0], constants)
+                if name in known:
+                    yield module, node.lineno, node.func.attr, name, node
+
+
+def _constants(tree: ast.Module) -> dict[str, str]:
+    found = {}
+    for node in tree.body:
+        target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+        value = getattr(node, "value", None)
+        if isinstance(target, ast.Name) and isinstance(value, ast.Constant):
+            found[target.id] = str(value.value)
+    return found
+
+
+def _imported(tree: ast.Module) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("nomarr_systemd."):
+            path = ROOT.joinpath(*str(node.module).split(".")[1:]).with_suffix(".py")
+            if path.exists():
+                constants = _constants(ast.parse(path.read_text()))
+                found |= {
+                    alias.asname or alias.name: constants[alias.name]
+                    for alias in node.names
+                    if alias.name in constants
+                }
+    return found
+
+
+def _value(node: ast.expr, constants: dict[str, str]) -> str:
+    if isinstance(node, ast.Constant):
+        return str(node.value)
+    return constants.get(node.id, "") if isinstance(node, ast.Name) else ""
+
+
+def read_query(method: str, collection: str, call: ast.Call, function: ast.AST) -> Query:
+    """The query of one call; ``where`` may be a dict there, or a variable set above it."""
+    if method == "prune":
+        field = call.args[1]
+        assert isinstance(field, ast.Constant)
+        return Query(collection, frozenset(), str(field.value))
+    order = next((k.value for k in call.keywords if k.arg == "order"), None)
+    assert order is None or isinstance(order, ast.Constant)
+    where = call.args[1] if len(call.args) > 1 else None
+    if isinstance(where, ast.Name):
+        where = next(
+            node.value
+            for node in ast.walk(function)
+            if isinstance(node, ast.Assign | ast.AnnAssign)
+            and isinstance(node.value, ast.Dict)
+            and where.id in ast.unparse(node).split("=")[0]
+        )
+    fields = set()
+    if where is not None:
+        assert isinstance(where, ast.Dict), ast.unparse(where)
+        fields = {str(key.value) for key in where.keys if isinstance(key, ast.Constant)}
+    return Query(collection, frozenset(fields), str(order.value) if order else "_key")
+
+
+def all_queries() -> dict[str, Query]:
+    """Where each query is made, and the query."""
+    found = {}
+    for module, line, method, collection, call in collect():
+        tree = ast.parse((ROOT / Path(*module.split("."))).with_suffix(".py").read_text())
+        around = [
+            node
+            for node in ast.walk(tree)
+            if isinstance(node, ast.FunctionDef)
+            and node.lineno <= line <= (node.end_lineno or line)
+        ]
+        found[f"{module}:{line}"] = read_query(method, collection, call, around[-1])
+    return found
+
+
+def indexed_queries() -> list[Query]:
+    found = {query for query in all_queries().values() if query.collection not in SMALL}
+    return sorted(found, key=str)
+
+
+INDEXES = {each.name: each.indexes for group in DOMAINS.values() for each in group}
+DOMAIN_OF: dict[str, Domain] = {
+    each.name: domain for domain, group in DOMAINS.items() for each in group
+}
+
+
+def test_every_query_has_an_index_or_a_reason() -> None:
+    found = all_queries()
+    assert len(found) >= 10, "the collector has lost sight of the queries"
+    missing = {
+        place: query
+        for place, query in found.items()
+        if find_index(query, INDEXES[query.collection]) is None
+        and query.collection not in SMALL
+        and (query.equal or query.order != "_key")
+    }
+    assert missing == {}
+
+
+def test_every_index_is_asked() -> None:
+    asked = {
+        (query.collection, find_index(query, INDEXES[query.collection]))
+        for query in all_queries().values()
+    }
+    unused = [
+        (name, fields)
+        for name, indexes in INDEXES.items()
+        for fields in indexes
+        if (name, fields) not in asked
+    ]
+    assert unused == []
+
+
+@pytest.mark.parametrize("query", indexed_queries(), ids=str)
+def test_sqlite_uses_the_index(query: Query, tmp_path: Path) -> None:
+    """Not our rule, but the planner's word."""
+    seen: list[str] = []
+    with closing(SqliteStore(str(tmp_path), DOMAIN_OF[query.collection])) as store:
+        where: Equal = dict.fromkeys(query.equal, "x")
+        store._file.run(lambda db: db.set_trace_callback(seen.append))
+        if where:
+            store.find(query.collection, where, order=query.order, limit=1)
+        else:
+            store.prune(query.collection, query.order, 5)
+        asked = next(sql for sql in seen if sql.startswith(("SELECT", "DELETE")))
+        plan: list[Doc] = store._file.run(
+            lambda db: db.execute(f"EXPLAIN QUERY PLAN {asked}").fetchall()
+        )
+    assert "USING INDEX" in str(plan), plan
+    assert "TEMP B-TREE" not in str(plan), plan
