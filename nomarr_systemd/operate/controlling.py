@@ -95,8 +95,8 @@ def reconcile(scope: Scope, config: Config) -> tuple[int, list[Unfinished]]:
 
 @contextmanager
 def _open(scope: Scope, config: Config) -> Iterator[Site]:
-    """The installation as the controller uses it. Root works with the group of the state directory meanwhile:
-    published accounts are for that group to read."""
+    """The installation as the controller uses it. Root works with the group of the state
+    directory meanwhile: published accounts are for that group to read."""
     group = os.getegid()
     with closing(Site(scope.paths, config, Manager(user=scope.user))) as site:
         if not scope.user and os.geteuid() == 0:

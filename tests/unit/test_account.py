@@ -260,7 +260,7 @@ def test_a_late_booking_owes_nothing_and_takes_nothing_back() -> None:
     assert (again.failure_reason, again.restart_count) == ("for good", 3)
     # One that comes in its turn owes its restart as usual.
     account, record = book.book(EMPTY, death(run(1)), blind, PLAIN, at(900))
-    assert record.effect == "pending"
+    assert record.effect == "scheduled"
 
 
 def test_a_person_cancels_an_owed_mask() -> None:
