@@ -24,7 +24,7 @@ import click
 from nomarr_systemd.cli.common import Scope, load_applied
 from nomarr_systemd.cli.status_table import draw, fit
 from nomarr_systemd.core.errors import NomarrError
-from nomarr_systemd.live.client import is_the_supervisors
+from nomarr_systemd.live.client import is_supervisor
 from nomarr_systemd.operate.overview import Overview, look
 
 _ENTER: Final = "\x1b[?1049h\x1b[?25l"
@@ -49,7 +49,7 @@ class Feed:
         try:
             connection.settimeout(0.5)
             connection.connect(self._path)
-            if not is_the_supervisors(connection):
+            if not is_supervisor(connection):
                 raise ConnectionRefusedError
             request = {"op": "subscribe", "topics": _TOPICS}
             connection.sendall(json.dumps(request).encode() + b"\n")

@@ -15,7 +15,7 @@ from nomarr_systemd.config.values import Config
 from nomarr_systemd.controller.complaints import apart, complain
 from nomarr_systemd.controller.death import Death
 from nomarr_systemd.controller.incidents import Incidents
-from nomarr_systemd.controller.outcomes import Outcomes, is_blamed
+from nomarr_systemd.controller.outcomes import Outcomes
 from nomarr_systemd.controller.pending import Pending, Waiting, due_file
 from nomarr_systemd.controller.stops import Facts, find_stopped, has_mark
 from nomarr_systemd.core.death import EX_TEMPFAIL, Failure, classify
@@ -369,16 +369,7 @@ class Controller:
         return death.unmoved and state not in ("waiting", "running")
 
     def _tell_supervisor(self, death: Death, record: Record) -> None:
-        request = {
-            "op": "crashed",
-            "component": death.component.component_id,
-            "invocation": record.invocation,
-            "cause": death.exit.line,
-            "decision": f"{record.action}: {record.text}",
-        }
-        answer = client.ask(self.paths.live, request)
-        blamed = is_blamed(record)
-        self.outcomes.take(death.component, record.invocation, answer, is_blamed=blamed)
+        self.outcomes.tell([(death.component, record, death.exit.line)])
 
 
 def _is_new(record: Record) -> bool:

@@ -39,8 +39,9 @@ class Awaited(NamedTuple):
     """A run that is not settled yet."""
 
     component: Component
+    record: Record
+    cause: str
     until: float
-    is_blamed: bool
 
 
 class Outcomes:
@@ -56,14 +57,38 @@ class Outcomes:
         self._store = store
         self.awaited: dict[str, Awaited] = {}  # by invocation
 
-    def take(
-        self, component: Component, invocation: str, answer: Mapping[str, Any], *, is_blamed: bool
+    def tell(self, deaths: Sequence[tuple[Component, Record, str]]) -> bool:
+        """Report deaths, with their causes, and act on what became of their jobs. False if the
+        supervisor does not answer."""
+        request = {
+            "op": "crashed",
+            "deaths": [
+                {
+                    "component": component.component_id,
+                    "invocation": record.invocation,
+                    "cause": cause,
+                    "decision": f"{record.action}: {record.text}",
+                    "blamed": is_blamed(record),
+                    "failed": False,
+                }
+                for component, record, cause in deaths
+            ],
+        }
+        answer = client.ask(self._paths.live, request, timeout_s=2.0) if deaths else {}
+        outcomes = answer.get("outcomes")
+        if not isinstance(outcomes, dict):
+            return False
+        for component, record, cause in deaths:
+            self._take(component, record, cause, outcomes.get(record.invocation) or {})
+        return True
+
+    def _take(
+        self, component: Component, record: Record, cause: str, answer: Mapping[str, Any]
     ) -> None:
         """Act on an answer about a run, or remember to ask again."""
-        if "#" in invocation:
-            return  # a start that failed: there was no new run, and no job
+        invocation = record.invocation
         if answer.get("settled") is False:
-            awaited = Awaited(component, monotonic() + PATIENCE_S, is_blamed)
+            awaited = Awaited(component, record, cause, monotonic() + PATIENCE_S)
             self.awaited.setdefault(invocation, awaited)
             return
         self.awaited.pop(invocation, None)
@@ -77,16 +102,16 @@ class Outcomes:
 
     def ask_again(self) -> None:
         """About runs that were not settled when it was asked before."""
-        for invocation, (component, until, is_blamed) in list(self.awaited.items()):
-            if monotonic() > until:
-                del self.awaited[invocation]
-            else:
-                self._ask(component, invocation, is_blamed=is_blamed)
+        now = monotonic()
+        for invocation in [name for name, each in self.awaited.items() if each.until < now]:
+            del self.awaited[invocation]
+        self.tell([each[:3] for each in self.awaited.values()])
 
     def ask_all(self) -> None:
         """About every run of late that somebody was blamed for: its answer may have got lost."""
         now = clock.now()
         workers = {each.component_id: each for each in self._config.components()}
+        deaths = []
         for account in self._ledger.accounts():
             component = workers.get(account.component_id)
             for record in reversed(account.records):
@@ -94,22 +119,9 @@ class Outcomes:
                     break  # what was before does not matter any more
                 if age_ms(record.moment, now) > RECENT_MS:
                     break
-                if not is_blamed(record) or not record.invocation:
-                    continue
-                if not self._ask(component, record.invocation, is_blamed=True):
-                    return  # nobody is there; one that comes has the reconciler started
-
-    def _ask(self, component: Component, invocation: str, *, is_blamed: bool) -> bool:
-        """False if the supervisor does not answer."""
-        request = {
-            "op": "settlement",
-            "component": component.component_id,
-            "invocation": invocation,
-            "crashed": is_blamed,
-        }
-        answer = client.ask(self._paths.live, request)
-        self.take(component, invocation, answer, is_blamed=is_blamed)
-        return bool(answer)
+                if is_blamed(record) and record.invocation:
+                    deaths.append((component, record, record.kind))
+        self.tell(deaths[::-1])
 
     def _give_back(
         self, component: Component, invocation: str, runs: Sequence[str], jobs: Sequence[str]

@@ -157,7 +157,7 @@ def check_services(patient: Patient) -> Found:
 
 
 def check_supervisor(patient: Patient) -> Found:
-    if not client.ask(patient.paths.live, {"op": "snapshot"}, max_answer=8 << 20):
+    if not client.ask(patient.paths.live, {"op": "snapshot"}):
         mend = f"{patient.systemctl} restart {SUPERVISOR}; are you root, or in group nomarr?"
         yield "bad", f"the supervisor does not answer on {patient.paths.live}", mend
     else:

@@ -21,7 +21,6 @@ from nomarr_systemd.host.holds import Holds
 from nomarr_systemd.live import client
 from nomarr_systemd.systemd.manager import SUPERVISOR, Manager
 
-_MAX_ANSWER: Final = 8 << 20  # 4,096 workers, each with a long job
 FACTS: Final = (
     "ActiveState",
     "SubState",
@@ -132,7 +131,7 @@ def gather(scope: Scope, config: Config, workers: Sequence[Component]) -> Overvi
     """Everything, as it is at this moment."""
     manager = Manager(user=scope.user)
     shown = manager.show([*(worker.unit for worker in workers), SUPERVISOR], FACTS)
-    answer = client.ask(scope.paths.live, {"op": "snapshot"}, max_answer=_MAX_ANSWER)
+    answer = client.ask(scope.paths.live, {"op": "snapshot"})
     live = {each["component"]: each for each in _list(answer, "workers") if "component" in each}
     holds = Holds(scope.paths.hold)
     now = clock.now()
