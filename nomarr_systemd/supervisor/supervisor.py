@@ -1,9 +1,9 @@
 """The supervisor: pipe → decode → step → announce.
 
-Inputs are callbacks of the loop: pipes, systemd's links, deadlines, reports of the settler's
-thread; and calls of the live server, which is above this module. What each leads to is in one
-place: transitions in ``_follow``, the beginning and end of runs in ``_sync``. Everything here
-runs in the loop's thread and never blocks.
+Inputs are callbacks of the loop (pipes, systemd's links, deadlines, reports of the settler's
+thread) and calls of the live server, which is above this module. What a transition leads to is in
+health_actions.py, the beginning and end of a run in ``_sync``. Everything here runs in the loop's
+thread and never blocks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from nomarr_systemd.core.health import (
     Event,
     HealthRules,
     State,
-    Transition,
 )
 from nomarr_systemd.core.ids import Component, find_instance, is_run, parse_component
 from nomarr_systemd.core.job import LEFT, STOPPED, Outcome, RunEnd
@@ -37,10 +36,11 @@ from nomarr_systemd.host.layout import Paths
 from nomarr_systemd.live.protocol import make_event, queue_topic
 from nomarr_systemd.supervisor import disagreement, pipes
 from nomarr_systemd.supervisor.announcer import Announcer
+from nomarr_systemd.supervisor.health_actions import HealthActions
 from nomarr_systemd.supervisor.job_settler import JobSettler, Outcomes
 from nomarr_systemd.supervisor.kill import Killer
 from nomarr_systemd.supervisor.live_connection import Subscribers
-from nomarr_systemd.supervisor.log import INFO, NOTICE, WARNING, RateLimit, log
+from nomarr_systemd.supervisor.log import NOTICE, WARNING, RateLimit, log
 from nomarr_systemd.supervisor.loop import Loop
 from nomarr_systemd.supervisor.queue_topics import QueueTopics
 from nomarr_systemd.supervisor.run_state import RunState
@@ -81,12 +81,15 @@ class Supervisor:
         self._since_ms = _now_ms()
         self._stored = stored
         self._rate = RateLimit()
-        self._deadlines = Deadlines(loop, self._config.health, self._be_due)
         self._pipes = pipes.Pipes(paths.health)
         self._units = RunningUnits(paths.runtime)
-        self._queries = UnitQueries(loop, user=paths.user)
         self._run_state = RunState(os.path.join(os.path.dirname(paths.live), "memory"), loop)
-        self._killer = Killer(loop, self._queries, self._run_state)
+        queries = UnitQueries(loop, user=paths.user)
+        self._killer = Killer(loop, queries, self._run_state)
+        self._deadlines = Deadlines(loop, self._config.health, self._be_due)
+        self._actions = HealthActions(
+            self._deadlines, queries, self._killer, self._run_state, self.announcer
+        )
         self._snapshots = Snapshots()
         self._is_job_store_away = False
         self._settler = JobSettler(
@@ -228,7 +231,7 @@ class Supervisor:
         frames, transitions = worker.feed(chunk, self._loop.now, self._rules)
         if worker.decoder.drops:
             self._log_drops(worker)
-        self._follow(worker, transitions)
+        self._actions.follow(worker, transitions)
         if frames:
             self._announce_frames(worker, frames)
         elif transitions:
@@ -294,16 +297,16 @@ class Supervisor:
         has_ended = bool(worker.invocation)
         old, new = _split(frames, current, has_ended=has_ended)
         if has_ended:
-            self._follow(worker, worker.take(old, self._loop.now, self._rules))
+            self._actions.follow(worker, worker.take(old, self._loop.now, self._rules))
             self._end_run(worker)
         worker.begin(current, self._units.read_wanted(worker.component) if current else "")
         if current:
             self._step(worker, REGISTERED)
             if is_noisy and not has_ended:
                 self._step(worker, NOISE)
-            self._follow(worker, worker.take(new, self._loop.now, self._rules))
+            self._actions.follow(worker, worker.take(new, self._loop.now, self._rules))
             patience_s = self._rules.staleness_interval_s * self._rules.max_misses
-            check = partial(self._check_for_frames, worker, current)
+            check = partial(self._actions.check_for_frames, worker, current)
             self._loop.at(self._loop.now + patience_s, check)
         self._run_state.keep(worker)
         if frames:
@@ -347,7 +350,7 @@ class Supervisor:
     # Health
 
     def _step(self, worker: Worker, event: Event) -> None:
-        self._follow(worker, worker.step(event, self._loop.now, self._rules))
+        self._actions.follow(worker, worker.step(event, self._loop.now, self._rules))
 
     def _be_due(self, worker: Worker) -> None:
         """A deadline: read what is in the pipe and check for a stop before the tick."""
@@ -360,63 +363,6 @@ class Supervisor:
         self._check_wanted(worker)
         self._step(worker, TICK)
         self.announcer.tell_worker(worker)
-
-    def _follow(self, worker: Worker, transitions: Iterable[Transition]) -> None:
-        """Log, kill and ask as transitions require."""
-        for _, old, new, context in transitions:
-            fields = {"component": worker.component_id, "was": old}
-            if new == "dead":
-                log(NOTICE, "is dead", cause=context, **fields)
-                self._follow_death(worker, context)
-                continue
-            # A worker can report unhealthy and healthy in turn as fast as it can write.
-            self._rate.log(INFO if new != "failed" else NOTICE, f"is {new}", **fields)
-            if new == "unhealthy" and worker.state.misses:
-                self._ask_systemd(worker)
-        self._deadlines.arm(worker)
-
-    def _follow_death(self, worker: Worker, cause: str) -> None:
-        text = LABELS[cause].line if cause in LABELS else "ended without notice: its pipe closed"
-        worker.crash = Crash(_now_ms(), text, worker.invocation)
-        self._run_state.keep(worker)
-        self.announcer.tell_crash(worker, cause)
-        if cause in LABELS:
-            # Its process is ended, so that systemd reports the death to the controller.
-            self._ask_systemd(worker)
-            self._killer.kill(worker, cause)
-
-    def _check_for_frames(self, worker: Worker, invocation: str) -> None:
-        if worker.invocation == invocation and not worker.frames:
-            self._ask_systemd(worker)
-
-    def _ask_systemd(self, worker: Worker) -> None:
-        compare = partial(self._compare, worker, worker.invocation)
-        self._queries.ask(worker.component.unit, compare)
-
-    def _compare(self, worker: Worker, invocation: str, facts: disagreement.Facts | None) -> None:
-        if facts is None:
-            self._rate.log(
-                WARNING,
-                "systemd did not answer a question about the worker",
-                component=worker.component_id,
-                error=self._queries.error,
-            )
-            return
-        if worker.invocation != invocation:
-            return
-        is_silent = worker.state.misses or not worker.frames or worker.state.status == "dead"
-        if is_silent and worker.disagreement != disagreement.HUNG:
-            name = disagreement.compare(
-                facts,
-                worker.state,
-                frames=worker.frames,
-                invocation=invocation,
-                staleness_s=self._rules.staleness_interval_s,
-            )
-            if name and name != worker.disagreement:
-                log(NOTICE, f"systemd and the pipe disagree: {name}", component=worker.component_id)
-            worker.disagreement = name
-            self.announcer.tell_worker(worker)
 
     # Jobs
 

@@ -314,7 +314,7 @@ class Inside:
         return [worker.status for worker in self.supervisor.workers]
 
     def close(self) -> None:
-        self.turn_until(lambda: not self.supervisor._queries._busy)
+        self.turn_until(lambda: not self.supervisor._actions._queries._busy)
         for worker in self.supervisor.workers:
             self.loop.forget(worker.fd)
             os.close(worker.fd)
