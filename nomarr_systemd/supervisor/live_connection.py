@@ -121,7 +121,7 @@ class Connection:
             self.close()
 
     def _read(self) -> bool:
-        """False when the connection is closed."""
+        """False if the connection was closed."""
         try:
             data = self._connection.recv(_PIECE)
         except BlockingIOError:

@@ -92,7 +92,7 @@ def test_events_can_be_polled_and_waited_for(serve: Callable[[Serve], str]) -> N
         connection.recv(1)  # until the client has left
 
     subscription = client.Subscription(serve(publish), ["system:health"])
-    seen = []
+    seen: list[dict[str, object]] = []
     while len(seen) < 3:
         assert select.select([subscription], [], [], 20)[0]
         seen += subscription.read() or []
