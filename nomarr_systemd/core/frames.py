@@ -1,7 +1,7 @@
-"""Health frames, ``HEALTH|{json}\\n``: bytes into frames and counted drops, and back into bytes.
+"""Health frames, ``HEALTH|{json}\\n`` (docs/contract.md): decoding with counted drops, encoding.
 
 The decoder takes any bytes in any pieces, keeps at most one frame's length, and never raises.
-Who reads the pipe, and what a frame means for health, is decided elsewhere.
+Reading the pipe is in supervisor/pipes, the meaning of a frame for health in core/health.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import re
 from collections.abc import Callable, Mapping
 from json.decoder import JSONDecoder
 from types import NoneType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from nomarr_systemd.core.health import Event
 
-MAX_FRAME: Final = 4096  # with the newline: what a pipe takes in one piece
+MAX_FRAME: Final = 4096  # with the newline: the longest write that is atomic on a pipe
 PREFIX: Final = b"HEALTH|"
 
-# The status words, each as the one event that all its frames share.
+# The event of each status; all frames of a status share it.
 EVENTS: Final[Mapping[str, Event]] = {
     word: Event(word) for word in ("pending", "healthy", "unhealthy", "recovering", "stopping")
 }
@@ -31,10 +31,10 @@ STATUS_OF_PHASE: Final[Mapping[str, str]] = {
     "stopping": "stopping",
 }
 
-# Why a line was dropped. Each is counted on its own; all of them are silence.
+# Why a line was dropped, counted by kind. A dropped line does not end a silence.
 DROPS: Final = ("prefix", "length", "encoding", "json", "component", "status", "field", "cut")
 
-# The optional fields that have a type; all others are the worker's own business.
+# The optional fields that have a type; all others are the worker's own and not checked.
 _TYPES: Final[Mapping[str, frozenset[type]]] = {
     "phase": frozenset((str, NoneType)),
     "job": frozenset((str, int, NoneType)),
@@ -47,17 +47,27 @@ _TYPES: Final[Mapping[str, frozenset[type]]] = {
 }
 
 
-class Frame(NamedTuple):
-    """One valid frame: the event for the health machine, and its line for the black box."""
+class Frame:
+    """One valid frame, not changed after it was made: the health machine's event, the line, the
+    invocation that it names (empty: none), and all its fields."""
 
-    event: Event
-    line: bytes
+    __slots__ = ("_fields", "event", "invocation", "line")
+    _fields: Mapping[str, Any]
+
+    def __init__(self, event: Event, line: bytes, invocation: str) -> None:
+        self.event = event
+        self.line = line
+        self.invocation = invocation
 
     @property
-    def fields(self) -> dict[str, Any]:
-        """All it said, known and unknown. Parsed anew: most frames are never asked."""
-        fields: dict[str, Any] = json.loads(self.line[len(PREFIX) :])
-        return fields
+    def fields(self) -> Mapping[str, Any]:
+        """All fields, known and unknown. Most frames are never asked for them, so they are parsed
+        by the first reader, and kept for the next."""
+        try:
+            return self._fields
+        except AttributeError:
+            self._fields = json.loads(self.line[len(PREFIX) :])
+            return self._fields
 
 
 def _refuse(text: str) -> float:
@@ -66,7 +76,7 @@ def _refuse(text: str) -> float:
 
 def _finite(text: str) -> float:
     value = float(text)
-    if value - value != 0:  # 1e999 is JSON, but no quantity
+    if value - value != 0:  # 1e999 is valid JSON, and infinite
         raise ValueError(text)
     return value
 
@@ -76,11 +86,10 @@ _scan: Callable[[str, int], tuple[Any, int]] = JSONDecoder(  # type: ignore[attr
     parse_float=_finite, parse_constant=_refuse
 ).scan_once
 
-# From one frame to the next a worker changes its job, its count and the age of its progress, and
-# little else. A line that differs from the last valid one only in these is valid too, and need not
-# be taken apart: one text without escapes for another, one number for another. (Nothing inside a
-# JSON text looks like the marks below, its quotes being escaped, and inside a nested object more
-# than one brace would have to follow the numbers.)
+# Most frames differ from the one before only in job, seq and progress_age_s. A line that differs
+# from the last valid one only in these is valid too and is not parsed: one text without escapes
+# replaces another, one number another. (The marks below cannot be inside a JSON text, whose quotes
+# are escaped; inside a nested object more than one brace would have to follow the numbers.)
 _JOB: Final = b'"job":"'
 _SEQ: Final = b',"seq":'
 _match_job = re.compile(rb'[ !#-\[\]-~]*"').match
@@ -90,17 +99,20 @@ _match_tail = re.compile(
 
 
 class Decoder:
-    """Takes one worker's pipe apart. ``drops`` counts refused lines by kind, for life."""
+    """Decodes one worker's pipe. ``drops`` counts dropped lines by kind since the start."""
 
-    __slots__ = ("_component_id", "_event", "_head", "_middle", "_rest", "_skipping", "drops")
+    __slots__ = (
+        "_component_id", "_event", "_head", "_invocation", "_middle", "_rest", "_skipping", "drops",
+    )  # fmt: skip
 
     def __init__(self, component_id: str) -> None:
         self._component_id = component_id
         self._rest = b""
         self._skipping = False  # inside a line that is already too long
-        # The last valid line: up to its job, from there up to its count, and the event it was.
+        # The last valid line up to its job, from there up to its seq, its event and invocation.
         self._head = self._middle = b""
         self._event = EVENTS["pending"]
+        self._invocation = ""
         self.drops: dict[str, int] = {}
 
     def feed(self, chunk: bytes) -> list[Frame]:
@@ -121,20 +133,21 @@ class Decoder:
                 self._skipping = True
         frames = []
         for line in lines:
-            event = self._event if self._is_alike(line) else self._parse(line)
-            if event is not None:
-                frames.append(Frame(event, line))
+            if self._is_alike(line):
+                frames.append(Frame(self._event, line, self._invocation))
+            elif (frame := self._parse(line)) is not None:
+                frames.append(frame)
         return frames
 
     def finish(self) -> None:
-        """The pipe has ended: what is left of a line will never be one."""
+        """The pipe has ended: drop an incomplete line."""
         if self._rest:
             self._drop("cut")
         self._rest = b""
         self._skipping = False
 
     def _is_alike(self, line: bytes) -> bool:
-        """Whether a line differs from the last valid one only where that makes no difference."""
+        """Whether a line differs from the last valid one only in job, seq and progress_age_s."""
         head = self._head
         if not head or not line.startswith(head) or len(line) >= MAX_FRAME:
             return False
@@ -146,20 +159,20 @@ class Decoder:
             place = job.end() + len(self._middle)
         return _match_tail(line, place) is not None
 
-    def _remember(self, line: bytes, event: Event) -> None:
-        stem, mark, tail = line.rpartition(_SEQ)
+    def _remember(self, frame: Frame) -> None:
+        stem, mark, tail = frame.line.rpartition(_SEQ)
         self._head = self._middle = b""
-        # An age before the count would count again in a line that has none behind it.
+        # An age before the seq would be taken for that of a line that has none behind it.
         if mark and _match_tail(tail) and b'"progress_age_s"' not in stem:
-            self._event = event
+            self._event, self._invocation = frame.event, frame.invocation
             self._head = stem + mark
             before, mark, rest = self._head.partition(_JOB)
             job = _match_job(rest) if mark else None
             if job is not None:
                 self._head, self._middle = before + mark, rest[job.end() :]
 
-    def _parse(self, line: bytes) -> Event | None:
-        """The event that a line is; a line that is none is counted."""
+    def _parse(self, line: bytes) -> Frame | None:
+        """The frame of a line; None, and counted, if it is not valid."""
         if len(line) >= MAX_FRAME:
             return self._drop("length")
         if not line.startswith(PREFIX):
@@ -191,16 +204,17 @@ class Decoder:
                 return self._drop("field")
         if status == "recovering":
             event = Event("recovering", fields.get("recover_for_s"))
-        self._remember(line, event)
-        return event
+        frame = Frame(event, line, fields.get("invocation") or "")
+        self._remember(frame)
+        return frame
 
-    def _drop(self, kind: str) -> Event | None:
+    def _drop(self, kind: str) -> Frame | None:
         self.drops[kind] = self.drops.get(kind, 0) + 1
         return None
 
 
 def _is_text(fields: dict[str, Any]) -> bool:
-    """False for escapes that make half a surrogate pair: no text, and fatal to whoever prints."""
+    """False if an escape makes a lone surrogate, which cannot be printed."""
     try:
         json.dumps(fields, ensure_ascii=False).encode()
     except (UnicodeEncodeError, RecursionError):
@@ -211,9 +225,9 @@ def _is_text(fields: dict[str, Any]) -> bool:
 def encode(component_id: str, status: str, **fields: object) -> bytes:
     """A frame's bytes, with the newline and never longer than MAX_FRAME.
 
-    What does not fit is left out: the worker's own fields, then metrics, then the beginning of a
-    long job. So is a value that is no JSON or of a wrong type: a frame that says less beats one
-    that is dropped.
+    If it is too long, it leaves out the worker's own fields, then metrics, then the beginning of
+    the job. A value that is not JSON or has a wrong type is left out, too: a frame with less
+    content is better than one that the supervisor drops.
     """
     if len(component_id) > 200:
         raise ValueError(f"{component_id[:40]!r}… is no component id")
@@ -237,7 +251,7 @@ def encode(component_id: str, status: str, **fields: object) -> bytes:
 
 def _write(fields: Mapping[str, object]) -> bytes:
     text = json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
-    # A file name that is no UTF-8 reaches Python as half surrogate pairs: "?" stands for those.
+    # A file name that is not UTF-8 has lone surrogates in Python: each becomes "?".
     return PREFIX + text.encode(errors="replace") + b"\n"
 
 

@@ -1,7 +1,7 @@
-"""The health machine: ``step(state, event, now, rules)`` gives the next state and what changed.
+"""The health machine: ``step(state, event, now, rules)`` returns the next state and transitions.
 
-It knows component ids, frames, silence and time (monotonic seconds), and no process, no pipe, no
-database and no word of any domain. ``TABLE`` is the machine; everything below it is one cell each.
+Pure: it knows component ids, frames, silence and time (monotonic seconds), but no process, pipe or
+database. ``TABLE`` is the machine; each function above it is one cell (docs/contract.md).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 
 class HealthRules(NamedTuple):
-    """``[health]``: what the worker promises and what the supervisor expects."""
+    """``[health]``: intervals and limits of workers and supervisor."""
 
     frame_interval_s: float = 2.5
     startup_timeout_s: float = 60.0
@@ -26,7 +26,7 @@ class HealthRules(NamedTuple):
 
 
 class Event(NamedTuple):
-    """Something that happened to a worker: a frame by its status word, or one of OTHER_EVENTS."""
+    """A frame, by its status, or one of OTHER_EVENTS."""
 
     kind: str
     recover_for_s: float | None = None
@@ -34,7 +34,7 @@ class Event(NamedTuple):
 
 REGISTERED: Final = Event("registered")  # systemd shows a new invocation of the unit
 TICK: Final = Event("tick")  # time has passed
-NOISE: Final = Event("noise")  # a line came that is no valid frame
+NOISE: Final = Event("noise")  # a line came that is not a valid frame
 EOF_GONE: Final = Event("eof-gone")  # the pipe ended and the main process is gone
 EOF_ALIVE: Final = Event("eof-alive")  # the pipe ended and the main process lives
 SET_FAILED: Final = Event("set-failed")
@@ -53,24 +53,24 @@ STATUSES: Final = (
 
 
 class State(NamedTuple):
-    """All that is known of one worker's health."""
+    """The state of one worker's health."""
 
     component_id: str
     status: str = "unregistered"
     at: float = 0.0  # the last sign of life: its registration or a valid frame
     misses: int = 0  # staleness intervals since then that passed in silence
-    stopping: bool = False  # it said so: silence is no longer judged
-    noise: bool = False  # lines came since then, but no valid frame
-    by_frames: bool = False  # unhealthy by its own word, not by silence
-    unhealthy_since: float | None = None  # by its own word; like the next one
+    stopping: bool = False  # after a stopping frame or a stop request: silence is no longer judged
+    noise: bool = False  # lines came since ``at``, but no valid frame
+    by_frames: bool = False  # unhealthy because of its frames, not of silence
+    unhealthy_since: float | None = None  # because of its frames; like the next one
     recovery_since: float | None = None  # only a healthy frame or a new run clears it
     recover_until: float = 0.0
     late: int = 0  # frames that came after death
-    cause: str = ""  # of death: one of exits.LABELS, or pipe-closed
+    cause: str = ""  # of death: one of core.death.LABELS, or pipe-closed
 
 
 class Transition(NamedTuple):
-    """What handlers are told: ``(component_id, old, new, context)``."""
+    """A change of status; ``context`` is the cause of a death."""
 
     component_id: str
     old: str
@@ -78,7 +78,7 @@ class Transition(NamedTuple):
     context: str
 
 
-# What the machine says outside, in the words of the owner contract and of the health decision.
+# The statuses in the words of the owner contract and of the health decision (docs/contract.md).
 REPORTED: Final[Mapping[str, str]] = {
     "unregistered": "pending",
     "pending": "pending",
@@ -104,7 +104,7 @@ _NOTHING: Final[tuple[Transition, ...]] = ()
 def step(
     state: State, event: Event, now: float, rules: HealthRules
 ) -> tuple[State, tuple[Transition, ...]]:
-    """The next state, and the transitions on the way to it."""
+    """The next state, and the transitions that led to it."""
     cell = TABLE[state.status].get(event.kind)
     if cell is None:
         return state, _NOTHING
@@ -118,7 +118,7 @@ def step(
             transitions.append(
                 Transition(state.component_id, state.status, after.status, after.cause)
             )
-        # A late tick may owe several changes, such as unhealthy and then dead.
+        # A late tick may cause several changes, such as unhealthy and then dead.
         if not ticking or after is state:
             return after, tuple(transitions)
         state, cell = after, TABLE[after.status].get("tick", _stay)
@@ -126,7 +126,7 @@ def step(
 
 
 def deadline(state: State, rules: HealthRules) -> float | None:
-    """When the next tick will change something, if nothing else happens before."""
+    """When a tick will change the state, if no other event comes before; None: never."""
     if state.stopping:
         return None
     match state.status:
@@ -182,7 +182,7 @@ def _become_pending(state: State, _event: Event, now: float, _rules: HealthRules
 
 
 def _become_recovering(state: State, event: Event, now: float, rules: HealthRules) -> State:
-    """However it asks, and whatever it says in between: never past entry + max_recovery_s."""
+    """The deadline is never later than the entry + max_recovery_s, whatever frames come."""
     asked = rules.max_recovery_s if event.recover_for_s is None else event.recover_for_s
     granted = min(max(asked, rules.min_recovery_s), rules.max_recovery_s)
     since = now if state.recovery_since is None else state.recovery_since
@@ -214,7 +214,7 @@ def _count_late(state: State, _event: Event, _now: float, _rules: HealthRules) -
 
 
 def _pass_time(state: State, _event: Event, now: float, rules: HealthRules) -> State:
-    """At most one change; ``step`` comes back until time owes nothing more."""
+    """Make at most one change; ``step`` calls it until nothing changes."""
     due = deadline(state, rules)
     if due is None or now < due:
         return state
@@ -248,8 +248,8 @@ def _die(state: State, cause: str) -> State:
     return State(state.component_id, "dead", state.at, state.misses, cause=cause)
 
 
-# The machine (DESIGN §7): status → event → what happens. An event that is not listed changes
-# nothing. Frames come under their status word.
+# The machine: status → event → function. An event that is not listed changes nothing. A frame is
+# listed by its status.
 TABLE: Final[Mapping[str, Mapping[str, Cell]]] = {
     "unregistered": {
         "registered": _register,
@@ -293,7 +293,7 @@ TABLE: Final[Mapping[str, Mapping[str, Cell]]] = {
     },
     "recovering": {
         "registered": _register,
-        "pending": _live_on,  # its deadline does not move: loading again is no way around it
+        "pending": _live_on,  # its deadline does not move: loading again does not extend a recovery
         "healthy": _become_healthy,
         "unhealthy": _become_unhealthy,
         "recovering": _become_recovering,

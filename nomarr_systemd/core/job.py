@@ -1,7 +1,7 @@
-"""A job as a document, and every way it changes. Who keeps it, and how, is known elsewhere.
+"""A job as a document, and every change of it; pure. Reading and writing documents is in jobs/.
 
-A job is a path in a pool. Its key follows from both, so that the same path is one job however
-often it is added; the key is also the order in which jobs are taken.
+A job is a path in a pool. Its key is derived from both, so the same path is one job however often
+it is added. Workers take jobs in the order of keys.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Mapping
-from typing import Any, Final, Literal, NamedTuple, get_args
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, Literal, NamedTuple, Protocol, get_args
 
 from nomarr_systemd.core.errors import BadName, NomarrError
 from nomarr_systemd.core.ids import check_pool, parse_component
@@ -21,47 +21,98 @@ CrashPolicy = Literal["restart-fail-in-flight", "restart-requeue-in-flight", "fa
 STATUSES: Final[tuple[Status, ...]] = get_args(Status)
 Doc = dict[str, Any]
 
-# Ends of a run that are not held against the job in hand, nor against the pool.
-STOPPED: Final = "stopped"  # as somebody had asked
+# Causes of ends that are not counted against a job or its pool.
+STOPPED: Final = "stopped"  # a stop of the worker was requested
 REBOOTED: Final = "the machine was started again"
-LEFT: Final = "left by itself"  # said so before; whether it failed, the controller knows
-UNCOUNTED: Final = (STOPPED, REBOOTED, LEFT)
+LEFT: Final = "left by itself"  # after a stopping frame; only systemd knows the exit status
+# The cause of a run whose death was not reported within claim_timeout_s. It is counted.
+UNREPORTED: Final = "ended, and no cause was reported in time"
 
-POOL_FAILED: Final = "its pool failed: "  # how the reason begins that its workers are masked for
+POOL_FAILED: Final = "its pool failed: "  # prefix of the reason for which workers are masked
 
-MAX_CERTIFICATES: Final = 20
-_MAX_PATH: Final = 65_536  # bytes: more than any kernel takes
+MAX_CRASHES: Final = 20  # crashes that a job's record keeps
+MAX_RECORDS: Final = 200  # outcomes that a pool's books keep
+_MAX_PATH: Final = 65_536  # bytes: more than any kernel accepts
 _SLUG: Final = 48
 _MAX_MESSAGE: Final = 2000
 _PLAIN = re.compile(r"[^a-z0-9]+")
 
 
 class WorkerCrashedError(NomarrError):
-    """The worker died with the job in its hands."""
+    """The worker died while it had the job in hand."""
 
     code = "worker-crashed"
 
 
 class Owner(NamedTuple):
-    """Who has a job in hand: a worker, in one run of it, in one boot of one host."""
+    """The run of a worker that has a job in hand."""
 
     component_id: str
     invocation: str
-    host: str = ""  # empty where one host has the store for itself
+    host: str = ""  # empty if the store has one host only
     boot: str = ""
 
 
-class Certificate(NamedTuple):
-    """A worker's death with the job in its hands."""
+class RunEnd(NamedTuple):
+    """The end of one run of a worker."""
 
     component_id: str
     invocation: str
     cause: str
     wall_ms: int
+    counted: bool = True  # as a crash, of the jobs in hand and of the pool
+
+
+class Settled(NamedTuple):
+    """A job that a run had in hand when it ended, and its status after that."""
+
+    job: str
+    path: str
+    status: str
+
+
+class Outcome(NamedTuple):
+    """What the end of one run led to.
+
+    ``refund``: invocations whose restarts the controller gives back, because a job was at fault.
+    ``fail_pool``: why the pool's workers are to be stopped and masked; empty if they are not.
+    """
+
+    component_id: str
+    invocation: str
+    settled: tuple[Settled, ...] = ()
+    quarantined: tuple[str, ...] = ()  # keys of jobs
+    refund: tuple[str, ...] = ()
+    fail_pool: str = ""
+    counted: bool = False  # as a crash of the pool
+
+    def to_dict(self) -> dict[str, Any]:
+        """The form of the pool's books and of ``settled`` events."""
+        return self._asdict() | {"settled": [each._asdict() for each in self.settled]}
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> Outcome:
+        """The inverse of ``to_dict``, also after a round through JSON."""
+        fields = {name: _freeze(record[name]) for name in cls._fields if name in record}
+        fields["settled"] = tuple(Settled(**each) for each in record["settled"])
+        return cls(**fields)
+
+
+class CrashRules(Protocol):
+    """The settings of a pool that decide about the jobs of a dead run."""
+
+    @property
+    def crash_policy(self) -> CrashPolicy: ...
+
+    @property
+    def crash_max_retries(self) -> int | None: ...
+
+    @property
+    def job_max_crashes(self) -> int: ...
 
 
 def key_of(pool: str, path: str) -> str:
-    """The job's key: readable, in the order of paths as far as it goes, and never two alike."""
+    """The job's key: readable, ordered as the path as far as that is possible, and unique."""
     raw = path.encode("utf-8", "surrogateescape")
     slug = _PLAIN.sub("", path.lower())[:_SLUG] or "0"
     digest = hashlib.blake2b(raw, digest_size=12, person=b"nomarr-job").hexdigest()
@@ -94,13 +145,13 @@ def make_job(pool: str, path: str, wall_ms: int) -> Doc:
     }
     try:
         path.encode()
-    except UnicodeEncodeError:  # a name that is no UTF-8: JSON keeps its bytes, people see this
+    except UnicodeEncodeError:  # not UTF-8: JSON keeps the bytes, and an escaped form for people
         doc |= {"path": escape(path), "raw": base64.b64encode(raw).decode()}
     return doc
 
 
 def path_of(doc: Mapping[str, Any]) -> str:
-    """The path as the operating system has it, bytes that are no text included."""
+    """The path as the operating system knows it; bytes that are not UTF-8 as surrogates."""
     raw = doc.get("raw")
     if isinstance(raw, str):
         return base64.b64decode(raw).decode("utf-8", "surrogateescape")
@@ -108,7 +159,7 @@ def path_of(doc: Mapping[str, Any]) -> str:
 
 
 def begin(doc: Doc, owner: Owner, wall_ms: int) -> Doc:
-    """A pending job is taken in hand."""
+    """A run takes a pending job in hand."""
     return _change(
         doc,
         wall_ms,
@@ -129,66 +180,145 @@ def fail(doc: Doc, error: Mapping[str, Any], wall_ms: int) -> Doc:
 
 
 def requeue(doc: Doc, wall_ms: int) -> Doc:
-    """Back to where it was before it was taken, or failed, or was done."""
+    """Make the job pending again, whatever its status was."""
     return _change(doc, wall_ms, status="pending", component_id=None, invocation=None)
 
 
 def release(doc: Doc, wall_ms: int) -> Doc:
-    """Out of quarantine: its deaths so far stay on record and count no more."""
+    """End the quarantine: earlier crashes stay on record and are no longer counted."""
     return requeue(doc, wall_ms) | {"forgiven": len(doc.get("crashes", ()))}
 
 
 def is_in_hand(doc: Mapping[str, Any] | None, invocation: str) -> bool:
-    """Whether this run has the job."""
+    """Whether this run has the job in hand."""
     return (
         doc is not None and doc.get("status") == "running" and doc.get("invocation") == invocation
     )
 
 
-def certificates(doc: Mapping[str, Any]) -> list[Certificate]:
-    """The deaths that count against the job."""
+def crashes_of(doc: Mapping[str, Any]) -> list[RunEnd]:
+    """The crashes that are counted against the job."""
     kept = doc.get("crashes") or ()
-    return [Certificate(**each) for each in kept[int(doc.get("forgiven", 0)) :]]
+    return [RunEnd(**each) for each in kept[int(doc.get("forgiven", 0)) :]]
 
 
-def is_certified(doc: Mapping[str, Any] | None, invocation: str) -> bool:
-    """Whether this run's death stands in the job's record already."""
-    kept = (doc or {}).get("crashes") or ()
-    return any(each["invocation"] == invocation for each in kept)
+def has_crash(doc: Mapping[str, Any], invocation: str) -> bool:
+    """Whether the job's record has the crash of this run already."""
+    return any(each["invocation"] == invocation for each in doc.get("crashes") or ())
 
 
-def settle(doc: Doc, death: Certificate, policy: CrashPolicy, max_crashes: int) -> Doc:
-    """What becomes of a job whose worker died: failed, back in the queue, or quarantined."""
-    changed = fail(doc, describe_crash(death), death.wall_ms)
-    if death.cause not in UNCOUNTED:
-        crashes = [*(doc.get("crashes") or ()), death._asdict()]
-        dropped = max(0, len(crashes) - MAX_CERTIFICATES)
+def settle(
+    books: Doc, jobs: Iterable[Doc], end: RunEnd, pool: CrashRules
+) -> tuple[list[Doc], Doc, Outcome]:
+    """Decide what becomes of the jobs of a run that has ended (docs/policy.md).
+
+    ``jobs`` are those that the run has claims on. Returns the jobs that change, the pool's new
+    books and the outcome. Called again with its own results, also if only the jobs of the first
+    call were written, it gives the same outcome. A run that was settled uncounted and is reported
+    as a crash later is counted then; its jobs are not touched again.
+    """
+    known = find_outcome(books, end.invocation)
+    before = known or Outcome(end.component_id, end.invocation)
+    changed = []
+    settled, refund = list(before.settled), list(before.refund)
+    for doc in jobs:
+        if is_in_hand(doc, end.invocation):
+            doc = settle_job(doc, end, pool.crash_policy, pool.job_max_crashes)
+            changed.append(doc)
+        elif not has_crash(doc, end.invocation):
+            continue  # ended in time, or claimed and not begun
+        settled.append(Settled(doc["_key"], doc["path"], doc["status"]))
+        if doc["status"] == "quarantined":
+            refund += [each.invocation for each in crashes_of(doc)]
+    outcome = before._replace(
+        settled=tuple(dict.fromkeys(settled)),
+        quarantined=tuple(
+            dict.fromkeys(each.job for each in settled if each.status == "quarantined")
+        ),
+        refund=tuple(dict.fromkeys(refund)),
+        counted=before.counted or end.counted,
+    )
+    is_new_crash = end.counted and not before.counted
+    crashes = 0 if end.cause == STOPPED else books["crashes"] + is_new_crash
+    crashes = max(0, crashes - len(set(outcome.refund) - set(before.refund)))
+    books = books | {"crashes": crashes}
+    if is_new_crash and not outcome.quarantined:
+        outcome = outcome._replace(fail_pool=_judge_pool(pool, crashes, end))
+        if outcome.fail_pool:
+            books["failed"] = _describe_failure(outcome.fail_pool, end)
+    if outcome.counted or outcome.settled:
+        others = [each for each in books["records"] if each["invocation"] != end.invocation]
+        records = [*others, outcome.to_dict()] if outcome != known else books["records"]
+        books["records"] = records[-MAX_RECORDS:]
+    return changed, books, outcome
+
+
+def find_outcome(books: Mapping[str, Any], invocation: str) -> Outcome | None:
+    """What a pool's books say of a run."""
+    for record in reversed(books["records"]):
+        if record["invocation"] == invocation:
+            return Outcome.from_dict(record)
+    return None
+
+
+def settle_job(doc: Doc, end: RunEnd, policy: CrashPolicy, max_crashes: int) -> Doc:
+    """The job after its worker's end: failed, pending again, or quarantined."""
+    changed = fail(doc, describe_crash(end), end.wall_ms)
+    if end.counted:
+        crash = {name: getattr(end, name) for name in RunEnd._fields if name != "counted"}
+        crashes = [*(doc.get("crashes") or ()), crash]
+        dropped = max(0, len(crashes) - MAX_CRASHES)
         changed["crashes"] = crashes[dropped:]
         changed["forgiven"] = max(0, int(doc.get("forgiven", 0)) - dropped)
-        if len(certificates(changed)) >= max_crashes:
+        if len(crashes_of(changed)) >= max_crashes:
             return changed | {"status": "quarantined"}
     if policy == "restart-requeue-in-flight":
-        return requeue(changed, death.wall_ms)
+        return requeue(changed, end.wall_ms)
     return changed
 
 
+def _judge_pool(pool: CrashRules, crashes: int, end: RunEnd) -> str:
+    """Why a crash fails the whole pool; empty if it does not."""
+    if pool.crash_policy == "fail-pool":
+        return f"{end.component_id} died ({end.cause}), and crash_policy is fail-pool"
+    limit = pool.crash_max_retries
+    if limit is not None and crashes > limit:
+        return f"{crashes} crashes since the last clean stop, and crash_max_retries is {limit}"
+    return ""
+
+
+def _describe_failure(reason: str, end: RunEnd) -> Doc:
+    return {
+        "reason": reason,
+        "wall_ms": end.wall_ms,
+        "worker_index": parse_component(end.component_id).number,
+        "cause": end.cause,
+        "invocation": end.invocation,
+        "done": False,
+    }
+
+
 def describe_error(error: BaseException) -> Doc:
-    """An exception as a job's record keeps it."""
+    """An exception in the form of a job's record."""
     kind = type(error).__name__
-    text = escape(str(error)) or kind  # no half surrogate pair either: JSON has none
+    text = escape(str(error)) or kind  # also without lone surrogates, which JSON cannot hold
     return {"type": kind, "message": text[:_MAX_MESSAGE]}
 
 
-def describe_crash(death: Certificate) -> Doc:
-    """WorkerCrashedError, as a job's record keeps it: pool, worker index and cause."""
-    pool, number = parse_component(death.component_id)
-    message = f"worker {number} of pool {pool} died with this job in hand: {death.cause}"
+def describe_crash(end: RunEnd) -> Doc:
+    """WorkerCrashedError in the form of a job's record: pool, worker index and cause."""
+    pool, number = parse_component(end.component_id)
+    message = f"worker {number} of pool {pool} died with this job in hand: {end.cause}"
     return describe_error(WorkerCrashedError(message)) | {
         "pool": pool,
         "worker_index": number,
-        "cause": death.cause,
-        "invocation": death.invocation,
+        "cause": end.cause,
+        "invocation": end.invocation,
     }
+
+
+def _freeze(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _change(doc: Doc, wall_ms: int, **fields: object) -> Doc:

@@ -1,7 +1,8 @@
-"""Claims: who has which job in hand. One insert of a key that follows from the job decides it.
+"""Claims: which run has which job in hand. The insert of a key
+that is derived from the job decides.
 
-A claim is taken before the job is marked as running and given back after the job has its end, so
-whatever is killed in between leaves a claim behind, and a claim names the run that left it.
+A claim is inserted before the job is marked as running and deleted after the job has its end. A
+kill in between leaves the claim, and the claim names the run.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ MAX_RESULT: Final = 262_144  # characters of JSON
 
 
 class End(NamedTuple):
-    """What became of a job in hand; ``status`` pending puts it back."""
+    """The end of a job; ``status`` pending puts it back into the queue."""
 
     status: str
     result: object = None
@@ -31,9 +32,9 @@ class End(NamedTuple):
 class Claims:
     """The queue of one pool as one run of one worker sees it. May raise StoreUnavailable.
 
-    Alone, a worker takes jobs strictly by key. One that collides with others looks further ahead
-    and chooses there at random, the further the more it collides: else all would run for the
-    same first job, and all but one in vain, for every single job.
+    A single worker takes jobs in the order of keys. One that collides with others chooses at
+    random among more jobs, the more the more it collides: else all workers would try to claim the
+    same first job, and all but one would fail, for every job.
     """
 
     def __init__(self, store: Store, pool: str, owner: Owner) -> None:
@@ -50,7 +51,7 @@ class Claims:
         return self._chance.choice(found) if found else None
 
     def take(self, key: str) -> Doc | None:
-        """The job, now in our hands; None if somebody else was faster. May be asked again after
+        """Claim a job and begin it; None if another worker was faster. May be called again after
         an answer was lost."""
         claim = {"_key": job.claim_key(key), "job": key, "pool": self.pool, "wall_ms": now_ms()}
         doc = None
@@ -67,7 +68,7 @@ class Claims:
         return doc
 
     def in_hand(self) -> list[Doc]:
-        """The jobs this run has claimed: what a lost answer may have left, too."""
+        """The jobs that this run has claimed, also by a call whose answer was lost."""
         claims = self.store.find(CLAIMS, {"invocation": self.owner.invocation})
         found = []
         for claim in claims:
@@ -77,10 +78,10 @@ class Claims:
         return found
 
     def end(self, key: str, end: End) -> bool:
-        """Record what became of a job and give the claim back; may be said again.
+        """Record the end of a job and delete the claim; may be called again.
 
-        False: the job is no longer ours, because it was settled as a dead worker's or its pool
-        was failed. Then nothing is changed.
+        False: the job no longer belongs to this run, because it was settled or its pool failed.
+        Then nothing is changed.
         """
         while True:
             try:
@@ -93,8 +94,8 @@ class Claims:
                     if claim is not None and claim["invocation"] == self.owner.invocation:
                         self.store.delete(CLAIMS, claim["_key"], claim["_rev"])
             except StaleRevision:
-                continue  # settled, this moment: look again
-            # Said again after a lost answer, it stands there as we left it.
+                continue  # it was settled meanwhile
+            # After a lost answer the job has the end that the first call recorded.
             return ours or (
                 doc is not None
                 and doc.get("invocation") == self.owner.invocation
@@ -106,12 +107,12 @@ class Claims:
             self.store.insert(CLAIMS, claim)
         except KeyExists:
             there = self.store.get(CLAIMS, claim["_key"])
-            # Ours, if the answer to an earlier try was lost.
+            # It belongs to this run if the answer to an earlier call was lost.
             if there is None or there.get("invocation") != self.owner.invocation:
                 raise
 
     def _begin(self, key: str) -> Doc | None:
-        """With the claim: nobody else changes the job, but it may have changed before."""
+        """Begin a claimed job. It may have changed before the claim was inserted."""
         doc = self.store.get(JOBS, key)
         if job.is_in_hand(doc, self.owner.invocation):
             return doc
@@ -136,7 +137,7 @@ def _finish(doc: Doc, end: End, wall_ms: int) -> Doc:
 
 
 def check_result(result: object) -> object:
-    """The result as it can be kept; the work is done, so what cannot be is replaced by why."""
+    """The result, or the reason why it cannot be stored: the job is done in any case."""
     try:
         size = len(encode({"result": result}))
     except BadDocument as error:

@@ -1,6 +1,6 @@
-"""The queue as its operator sees it: add, list, retry, release, prune, count.
+"""Operations of a person on the queue: add, list, retry, release, prune, count.
 
-Nothing here touches a job that a worker has in hand.
+None of them changes a job that a worker has in hand.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from nomarr_systemd.core.job import STATUSES, Doc, Status, key_of
 from nomarr_systemd.store.protocol import Store
 
 JOBS: Final = "jobs"
-PAGE: Final = 500  # documents per commit: others have their turn in between
+PAGE: Final = 500  # documents per commit: other writers get a turn in between
 
 
 class NoSuchJob(NomarrError):
-    """Nobody added it."""
+    """There is no such job in the store."""
 
     code = "no-such-job"
     exit_status = 4
@@ -33,10 +33,10 @@ def now_ms() -> int:
 def add(
     store: Store, pool: str, paths: Iterable[str], *, on_page: Callable[[int, int], None]
 ) -> tuple[int, int]:
-    """Add paths to a pool: how many there were, and how many of them are new.
+    """Add paths to a pool; returns how many there were, and how many of them are new.
 
-    Page by page, each durable when ``on_page(all so far, new so far)`` is called. What was added
-    before, or by an earlier attempt that was cut short, is passed over.
+    They are written in pages. A page is durable when ``on_page(all so far, new so far)`` is
+    called. Jobs that exist already are skipped.
     """
     wall_ms = now_ms()
     seen = new = 0
@@ -62,7 +62,7 @@ def find(store: Store, pool: str, job: str) -> Doc:
 
 
 def walk(store: Store, pool: str, status: Status | None = None) -> Iterator[Doc]:
-    """The jobs of a pool by key, page by page: what changes meanwhile may be seen or not."""
+    """The jobs of a pool by key, read in pages; changes meanwhile may be seen or not."""
     for each in (status,) if status else STATUSES:
         after = ""
         while page := store.find(JOBS, {"pool": pool, "status": each}, after=after, limit=PAGE):
@@ -71,22 +71,22 @@ def walk(store: Store, pool: str, status: Status | None = None) -> Iterator[Doc]
 
 
 def count(store: Store, pool: str) -> dict[Status, int]:
-    """How many jobs of a pool there are in each status."""
+    """The number of a pool's jobs in each status."""
     return {each: store.count(JOBS, {"pool": pool, "status": each}) for each in STATUSES}
 
 
 def retry(store: Store, doc: Doc) -> Doc:
-    """Put a job that failed, or is done, back into the queue; its deaths still count."""
+    """Put a job that failed or is done back into the queue; its crashes still count."""
     return _swap(store, doc, ("error", "done"), job.requeue, "retried")
 
 
 def release(store: Store, doc: Doc) -> Doc:
-    """Let a job out of quarantine: it has all its lives again."""
+    """End a job's quarantine: its crashes so far no longer count."""
     return _swap(store, doc, ("quarantined",), job.release, "released")
 
 
 def prune(store: Store, pool: str, status: Status, older_than_ms: int) -> int:
-    """Remove jobs in this final status that were last changed before; returns how many."""
+    """Delete jobs in this final status that were last changed earlier; returns how many."""
     before = now_ms() - older_than_ms
     gone = 0
     old = (doc for doc in walk(store, pool, status) if doc["updated_wall_ms"] <= before)
@@ -96,7 +96,7 @@ def prune(store: Store, pool: str, status: Status, older_than_ms: int) -> int:
                 try:
                     gone += store.delete(JOBS, doc["_key"], doc["_rev"])
                 except StaleRevision:
-                    continue  # retried a moment ago: it is wanted
+                    continue  # it was retried meanwhile
     return gone
 
 
@@ -122,9 +122,9 @@ def _swap(
 
 
 _HINTS: Final = {
-    "pending": "it waits for a worker already",
+    "pending": "it is in the queue already",
     "running": "a worker has it in hand",
-    "quarantined": "nomarrctl jobs quarantine release lets it out",
+    "quarantined": "nomarrctl jobs quarantine release ends its quarantine",
     "error": "nomarrctl jobs retry puts it back into the queue",
     "done": "nomarrctl jobs retry puts it back into the queue",
 }

@@ -1,5 +1,5 @@
-"""Where a worker's jobs come from. A job is a text; the loop asks for one, claims it, and says
-what became of it. Queues and claims in a store are such a source; so is a worker's own next_job.
+"""Sources of a worker's jobs. A job is a text; the runtime discovers one, claims it, and reports
+its end. The queue in a store is a source, and so is a worker's own next_job.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from typing import Protocol
 
 
 class Source(Protocol):
-    """Any of these may raise NotReady (the store is away): the worker backs off and asks again."""
+    """Any method may raise NotReady (the store is away): the worker backs off and retries."""
 
     def discover(self) -> str | None:
-        """A job that looks free, or None: there is nothing to do."""
+        """A job that seems to be free; None if there is none."""
 
     def claim(self, job: str) -> bool:
         """False: another worker was faster."""
@@ -23,11 +23,11 @@ class Source(Protocol):
     def fail(self, job: str, error: Exception) -> None: ...
 
     def release(self, job: str) -> None:
-        """The job was not begun, or not well: somebody may take it again."""
+        """The job was not done: any worker may take it again."""
 
 
 class OwnJobs:
-    """The jobs of a worker that finds them itself: nobody else claims them."""
+    """The jobs of a worker that finds them itself; no other worker claims them."""
 
     def __init__(self, next_job: Callable[[], str | None]) -> None:
         self._next_job = next_job

@@ -1,5 +1,5 @@
-"""Figures in the store, for whoever wants to see them: averages per worker and pool, the queue's
-lengths, and the health of the GPU with the time it was looked at.
+"""Figures in the store for readers outside: averages per worker and pool, lengths of queues, and
+the health of the GPU with the time of the check.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class GpuHealth(NamedTuple):
 
 
 def publish(store: Store, key: str, figures: Mapping[str, Any]) -> None:
-    """Keep figures under a key (a component id, or ``queue:tag``), in place of the last ones."""
+    """Replace the figures of a key (a component id, or ``queue:tag``)."""
     document = {**figures, "_key": key, "wall_ms": now_ms()}
     try:
         there = store.get(STATS, key)
@@ -30,16 +30,16 @@ def publish(store: Store, key: str, figures: Mapping[str, Any]) -> None:
         else:
             store.replace(STATS, document | {"_rev": there["_rev"]})
     except (StaleRevision, KeyExists):
-        return  # somebody's newer figures are there
+        return  # another process wrote newer figures
 
 
 def report_gpu(store: Store, health: GpuHealth) -> None:
-    """Say how the GPU is: for the program that looks after it."""
+    """Record the GPU's health; called by the program that checks it (docs/contract.md)."""
     publish(store, GPU, health._asdict())
 
 
 def read_gpu(store: Store, max_age_s: float) -> GpuHealth | None:
-    """How the GPU is; None if nobody looked lately, by a clock that may have been set."""
+    """The GPU's health; None if there was no recent check, also if the clock was set since."""
     doc = store.get(STATS, GPU)
     if doc is None or not isinstance(doc.get("wall_ms"), int):
         return None

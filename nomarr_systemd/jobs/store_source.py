@@ -1,7 +1,7 @@
-"""Jobs from the store: the queue of the worker's own pool, shared with all its workers.
+"""Jobs from the store: the queue of the worker's pool, shared with the pool's other workers.
 
-What became of a job is never lost to a store that is away: it is owed, and paid before the next
-job is looked for. Until then the claim stands, so nobody else begins the job.
+If the store is away when a job ends, the end is kept and recorded before the next job is
+discovered. Until then the claim stays, so no other worker begins the job.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from nomarr_systemd.store.protocol import Store
 
 log = logging.getLogger(__name__)
 
-LAST_WORDS_S: Final = 20.0  # how long a worker that leaves tries to say what became of its job
+LAST_TRY_S: Final = 20.0  # how long a worker that ends tries to record the end of its job
 
 _Result = TypeVar("_Result")
 
 
 class StoreJobs:
-    """A ``Source`` of the paths in one pool's queue. The store is opened when it is first used:
-    one that is away is something to wait for, not to die of."""
+    """A ``Source`` of the paths in one pool's queue. The store is opened when it is first used: if
+    it is away, the worker waits."""
 
     def __init__(
         self, settings: StoreSettings, component_id: str, invocation: str, *, gpu_max_age_s: float
@@ -39,7 +39,7 @@ class StoreJobs:
         if not invocation:
             raise ConfigError(
                 "a worker that takes jobs from the store needs INVOCATION_ID",
-                hint="systemd gives it one; to try a worker by hand, give it a source() of its own",
+                hint="systemd sets it; to run a worker by hand, override its source()",
             )
         self._settings = settings
         self._pool = parse_component(component_id).pool
@@ -47,17 +47,19 @@ class StoreJobs:
         self._gpu_max_age_s = gpu_max_age_s
         self._store: Store | None = None
         self._claims: Claims | None = None
-        self._owed: tuple[str, End] | None = None
-        self._unsure = False  # an answer was lost: a job may be ours without our knowing
+        self._unrecorded: tuple[str, End] | None = None
+        self._is_unsure = (
+            False  # an answer was lost: this run may have a claim that it does not know
+        )
 
     def discover(self) -> str | None:
         def look(claims: Claims) -> str | None:
-            self._pay(claims)
-            if self._unsure:
+            self._record(claims)
+            if self._is_unsure:
                 found = claims.in_hand()
                 if found:
                     return path_of(found[0])
-                self._unsure = False
+                self._is_unsure = False
             doc = claims.next()
             return path_of(doc) if doc else None
 
@@ -76,38 +78,40 @@ class StoreJobs:
         self._end(job, End("pending"))
 
     def check_gpu(self) -> None:
-        """NotReady if somebody found lately that the GPU is away."""
+        """NotReady if a recent check found that the GPU is not available."""
         found = self._ask(lambda claims: read_gpu(claims.store, self._gpu_max_age_s))
         if found is not None and not found.available:
             raise NotReady(f"the GPU is not available: {found.reason or 'no reason given'}")
 
     def close(self, wait: Callable[[float], object]) -> None:
-        """Leave nothing owed, if the store can be reached in time; ``wait`` waits for so long."""
-        until = monotonic() + LAST_WORDS_S
-        while self._owed is not None and monotonic() < until:
+        """Record the end of the last job, for LAST_TRY_S at most; ``wait(seconds)`` waits."""
+        until = monotonic() + LAST_TRY_S
+        while self._unrecorded is not None and monotonic() < until:
             try:
-                self._ask(self._pay)
+                self._ask(self._record)
             except NotReady as error:
-                log.warning("job %r is done, but that cannot be recorded: %s", self._owed[0], error)
+                log.warning(
+                    "the end of job %r cannot be recorded now: %s", self._unrecorded[0], error
+                )
                 wait(0.5)
-        if self._owed is not None:
-            log.error("what became of job %r is lost: %r", *self._owed)
+        if self._unrecorded is not None:
+            log.error("the end of job %r could not be recorded: %r", *self._unrecorded)
         self._forget_store()
 
     def _key(self, job: str) -> str:
         return key_of(self._pool, job)
 
     def _end(self, job: str, end: End) -> None:
-        self._owed = (self._key(job), end)
-        self._ask(self._pay)
+        self._unrecorded = (self._key(job), end)
+        self._ask(self._record)
 
-    def _pay(self, claims: Claims) -> None:
-        if self._owed is None:
+    def _record(self, claims: Claims) -> None:
+        if self._unrecorded is None:
             return
-        key, end = self._owed
+        key, end = self._unrecorded
         if not claims.end(key, end) and end.status != "pending":
-            log.warning("job %r was settled as another's meanwhile; its result is dropped", key)
-        self._owed = None
+            log.warning("job %r was settled meanwhile; its result is dropped", key)
+        self._unrecorded = None
 
     def _ask(self, question: Callable[[Claims], _Result]) -> _Result:
         try:
@@ -116,7 +120,7 @@ class StoreJobs:
                 self._claims = Claims(self._store, self._pool, self._owner)
             return question(self._claims)
         except (StoreUnavailable, StoreRefused) as error:
-            self._unsure = True
+            self._is_unsure = True
             self._forget_store()
             hint = f" ({error.hint})" if error.hint else ""
             raise NotReady(f"the store is away: {error}{hint}") from error

@@ -1,6 +1,6 @@
 """The one client of the supervisor's live socket: ask a question, or subscribe to events.
 
-What comes back is untrusted input.
+Answers and events are untrusted input.
 """
 
 from __future__ import annotations
@@ -10,92 +10,115 @@ import os
 import pwd
 import socket
 import struct
-from collections.abc import Generator, Iterator, Mapping, Sequence
+import time
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any, Final
 
-MAX_EVENT: Final = 4 << 20
-MAX_ANSWER: Final = 1 << 20
-_CREDENTIALS: Final = struct.Struct("3i")
+from nomarr_systemd.live.protocol import SUBSCRIBE
+
+MAX_LINE: Final = 8 << 20  # one answer or event; a snapshot of 4,096 workers fits
 USER: Final = "nomarr"
+_CONNECT_S: Final = 2.0
+_PIECE: Final = 65_536
+_CREDENTIALS: Final = struct.Struct("3i")
 
 
 class NoSupervisor(Exception):
-    """Nobody serves the socket, or not somebody to be believed."""
+    """The supervisor does not serve the socket, or another user's process does."""
+
+
+class Subscription:
+    """Events of some topics, on a descriptor to poll. Close it after use.
+
+    NoSupervisor if the supervisor cannot be reached within ``timeout_s``.
+    """
+
+    def __init__(self, path: str, topics: Sequence[str], *, timeout_s: float = _CONNECT_S) -> None:
+        self._rest = b""
+        ends = time.monotonic() + timeout_s
+        self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            _send(self._connection, path, {"op": SUBSCRIBE, "topics": list(topics)}, ends)
+            self._connection.setblocking(False)
+        except BaseException as error:
+            self._connection.close()
+            if isinstance(error, OSError):
+                raise NoSupervisor(str(error)) from error
+            raise
+
+    def fileno(self) -> int:
+        return self._connection.fileno()
+
+    def read(self) -> list[dict[str, Any]] | None:
+        """The events that have come since the last call; None if the supervisor has left."""
+        try:
+            piece = self._connection.recv(_PIECE)
+        except BlockingIOError:
+            return []
+        except OSError:
+            return None
+        *lines, self._rest = (self._rest + piece).split(b"\n")
+        if not piece or len(self._rest) > MAX_LINE:
+            return None
+        return [event for line in lines if (event := _parse(line))]
+
+    def wait(self, timeout_s: float | None) -> list[dict[str, Any]] | None:
+        """The same, waiting for at least one event. TimeoutError after ``timeout_s``."""
+        ends = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            self._connection.settimeout(_left_s(ends))
+            piece = self._connection.recv(1, socket.MSG_PEEK)
+            self._connection.setblocking(False)
+            events = self.read()
+            if events or events is None or not piece:
+                return events
+
+    def close(self) -> None:
+        self._connection.close()
 
 
 def subscribe(
     path: str, topics: Sequence[str], *, timeout_s: float | None = None
 ) -> Generator[dict[str, Any], None, None]:
-    """Events until the supervisor leaves. NoSupervisor if it was not there at first; TimeoutError
+    """Events until the supervisor leaves. NoSupervisor if it is not there at first; TimeoutError
     after ``timeout_s`` without an event."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.settimeout(timeout_s or 2.0)
-        try:
-            connection.connect(path)
-            if not is_the_supervisors(connection):
-                raise NoSupervisor(f"{path} is served by somebody else's process")
-            request = {"op": "subscribe", "topics": list(topics)}
-            connection.sendall(json.dumps(request).encode() + b"\n")
-        except OSError as error:
-            raise NoSupervisor(str(error)) from error
-        connection.settimeout(timeout_s)
-        yield from _parse(_lines(connection))
+    subscription = Subscription(path, topics, timeout_s=timeout_s or _CONNECT_S)
+    try:
+        while True:
+            try:
+                events = subscription.wait(timeout_s)
+            except ConnectionError:
+                return
+            if events is None:
+                return
+            yield from events
+    finally:
+        subscription.close()
 
 
-def _lines(connection: socket.socket) -> Iterator[bytes]:
-    rest = b""
-    while True:
-        try:
-            piece = connection.recv(65536)
-        except ConnectionError:
-            return
-        if not piece:
-            return
-        *lines, rest = (rest + piece).split(b"\n")
-        yield from lines
-        if len(rest) > MAX_EVENT:
-            return
-
-
-def _parse(lines: Iterator[bytes]) -> Iterator[dict[str, Any]]:
-    for line in lines:
-        try:
-            event = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(event, dict):
-            yield event
-
-
-def ask(
-    path: str,
-    request: Mapping[str, object],
-    *,
-    timeout_s: float = 0.5,
-    max_answer: int = MAX_ANSWER,
-) -> dict[str, Any]:
-    """The supervisor's answer, or {} if there is none worth having."""
+def ask(path: str, request: Mapping[str, object], *, timeout_s: float = 0.5) -> dict[str, Any]:
+    """The supervisor's answer, or {} if it refused, or did not answer within ``timeout_s``."""
+    ends = time.monotonic() + timeout_s
+    pieces: list[bytes] = []
+    size = 0
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.settimeout(timeout_s)
-            connection.connect(path)
-            if not is_the_supervisors(connection):
-                return {}
-            connection.sendall(json.dumps(request).encode() + b"\n")
-            answer = b""
-            while not answer.endswith(b"\n") and len(answer) < max_answer:
-                piece = connection.recv(65536)
-                if not piece:
-                    break
-                answer += piece
-        parsed = json.loads(answer)
-    except (OSError, ValueError, RecursionError):
+            _send(connection, path, request, ends)
+            while not (pieces and pieces[-1].endswith(b"\n")):
+                connection.settimeout(_left_s(ends))
+                piece = connection.recv(_PIECE)
+                size += len(piece)
+                if not piece or size > MAX_LINE:
+                    return {}
+                pieces.append(piece)
+    except (OSError, NoSupervisor):
         return {}
-    return parsed if isinstance(parsed, dict) and parsed.get("ok") is True else {}
+    answer = _parse(b"".join(pieces))
+    return answer if answer.get("ok") is True else {}
 
 
-def is_the_supervisors(connection: socket.socket) -> bool:
-    """Whether the peer runs as nomarr, or as we do."""
+def is_supervisor(connection: socket.socket) -> bool:
+    """Whether the peer runs as nomarr, or as this process does."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _, uid, _ = _CREDENTIALS.unpack(raw)
     if uid == os.getuid():
@@ -104,3 +127,31 @@ def is_the_supervisors(connection: socket.socket) -> bool:
         return bool(uid == pwd.getpwnam(USER).pw_uid)
     except KeyError:
         return False
+
+
+def _send(connection: socket.socket, path: str, request: Mapping[str, object], ends: float) -> None:
+    connection.settimeout(_left_s(ends))
+    connection.connect(path)
+    if not is_supervisor(connection):
+        raise NoSupervisor(f"{path} is served by a process of another user")
+    connection.settimeout(_left_s(ends))
+    connection.sendall(json.dumps(request).encode() + b"\n")
+
+
+def _left_s(ends: float | None) -> float | None:
+    """Seconds until then; TimeoutError if there are none left."""
+    if ends is None:
+        return None
+    left_s = ends - time.monotonic()
+    if left_s <= 0:
+        raise TimeoutError
+    return left_s
+
+
+def _parse(line: bytes) -> dict[str, Any]:
+    """A line's object; {} if it is none."""
+    try:
+        parsed = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return parsed if isinstance(parsed, dict) else {}

@@ -1,22 +1,65 @@
-"""Topics and the patterns that choose among them: ``worker:tag:0:status``, ``worker:*:status``.
+"""The live socket's operations, topics, events and topic patterns (docs/contract.md).
 
-A star stands for one part or more, so that ``worker:*:status`` means every worker.
+Requests, answers and events are lines of JSON. A request is an object with ``op``; the answer is
+``{"ok": true, …}`` or ``{"ok": false, "error": text}``.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Final
+import time
+from typing import Any, Final
 
 from nomarr_systemd.core.errors import BadName
 
+SUBSCRIBE: Final = "subscribe"
+SNAPSHOT: Final = "snapshot"
+BLACKBOX: Final = "blackbox"
+LABEL: Final = "label"
+LABELS: Final = "labels"
+CRASHED: Final = "crashed"
+SET_FAILED: Final = "set_failed"
+RESET: Final = "reset"
+ROOT_ONLY: Final = frozenset((CRASHED, SET_FAILED, RESET))
+
+SYSTEM: Final = "system:health"
+QUEUES: Final = "queue:status"  # all queues as one
+JOBS: Final = "queue:jobs"
+
+# The public word for each status of the health machine.
+PUBLIC_STATUS: Final = {
+    "unregistered": "stopped",
+    "pending": "starting",
+    "healthy": "healthy",
+    "unhealthy": "unhealthy",
+    "recovering": "recovering",
+    "dead": "crashed",
+    "failed": "failed",
+}
+
 MAX_TOPICS: Final = 64
 _PATTERN = re.compile(r"[a-z0-9_*:]{1,100}")
-_MAX_STARS: Final = 3  # each one more makes the matching of a hostile pattern dearer
+_MAX_STARS: Final = 3  # each star makes it slower to match a hostile pattern
+
+
+def status_topic(component_id: str) -> str:
+    return f"{component_id}:status"
+
+
+def frames_topic(component_id: str) -> str:
+    return f"{component_id}:frames"
+
+
+def queue_topic(pool: str) -> str:
+    return f"queue:{pool}:status"
+
+
+def make_event(topic: str, kind: str, **content: object) -> dict[str, Any]:
+    return {"topic": topic, "type": kind, "timestamp": time.time_ns() // 1_000_000, **content}
 
 
 class Patterns:
-    """The topics of one subscriber."""
+    """The topics of one subscriber. A star stands for one part or more: ``worker:*:status``."""
 
     def __init__(self, topics: object) -> None:
         """BadName unless ``topics`` is a list of topics or patterns."""
@@ -34,7 +77,7 @@ class Patterns:
         self.wants_queues = any(topic.startswith(("queue", "*")) for topic in topics)
 
     def match(self, topic: str) -> bool:
-        """Whether the subscriber wants it. Remembered: there are few topics and many events."""
+        """Whether the subscriber wants the topic. Cached: there are few topics, many events."""
         known = self._known.get(topic)
         if known is None:
             known = self._known[topic] = self._match(topic) is not None

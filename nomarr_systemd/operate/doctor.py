@@ -172,7 +172,7 @@ def check_services(it: Installation) -> Found:
 
 
 def check_supervisor(it: Installation) -> Found:
-    if not client.ask(it.paths.live, {"op": "snapshot"}, max_answer=8 << 20):
+    if not client.ask(it.paths.live, {"op": "snapshot"}):
         mend = f"{it.systemctl} restart {SUPERVISOR}; are you root, or in group nomarr?"
         yield "bad", f"the supervisor does not answer on {it.paths.live}", mend
     else:

@@ -23,7 +23,6 @@ from nomarr_systemd.live import client
 from nomarr_systemd.operate.choose import choose
 from nomarr_systemd.systemd.manager import SUPERVISOR, Manager, monotonic_ms
 
-_MAX_ANSWER: Final = 8 << 20  # 4,096 workers, each with a long job
 FACTS: Final = (
     "ActiveState",
     "SubState",
@@ -143,7 +142,7 @@ def gather(scope: Scope, config: Config, workers: Sequence[Component]) -> Overvi
     """Ask systemd, the supervisor and the published ledger, once each."""
     manager = Manager(user=scope.user)
     shown = manager.show([*(worker.unit for worker in workers), SUPERVISOR], FACTS)
-    answer = client.ask(scope.paths.live, {"op": "snapshot"}, max_answer=_MAX_ANSWER)
+    answer = client.ask(scope.paths.live, {"op": "snapshot"})
     live = {get_text(each, "component"): each for each in get_objects(answer, "workers")}
     holds = Holds(scope.paths.hold)
     now = clock.now()

@@ -1,5 +1,5 @@
-"""Two witnesses, systemd and the pipe, compared: where they disagree about a worker, the
-disagreement has a name. It explains; it decides nothing.
+"""Disagreements of systemd and the pipe about a worker, by name. They explain a worker's status
+to people, and decide nothing.
 """
 
 from __future__ import annotations
@@ -7,20 +7,21 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple
 
+from nomarr_systemd.core.frames import Frame
 from nomarr_systemd.core.health import State
 
-HUNG: Final = "hung-but-pinging"  # frames come, and say that the work stands still
-WEDGED: Final = "pipe-wedged"  # systemd is fed, but frames come no more
-BLIND: Final = "supervisor-blind"  # systemd calls it active, but no frame ever came
+HUNG: Final = "hung-but-pinging"  # frames come, and say that there is no progress
+WEDGED: Final = "pipe-wedged"  # systemd's watchdog is fed, but frames stopped
+BLIND: Final = "supervisor-blind"  # systemd shows it as active, but no frame ever came
 
-# Of the unit, for the comparison and for a kill.
+# The properties of a unit that a comparison or a kill needs.
 PROPERTIES: Final = ("MainPID", "InvocationID", "ActiveState", "WatchdogTimestampMonotonic")
 
 _AGE = re.compile(rb'"progress_age_s": ?([0-9]{1,9}(?:\.[0-9]+)?)')
 
 
 class Facts(NamedTuple):
-    """What systemd says of a unit."""
+    """What systemd shows of a unit."""
 
     pid: int = 0  # 0: no main process
     invocation: str = ""
@@ -29,7 +30,7 @@ class Facts(NamedTuple):
 
 
 def read_facts(shown: dict[str, str]) -> Facts:
-    """The facts in the properties that systemctl shows; what is missing counts as not there."""
+    """The facts in the properties that systemd shows; a missing one has its default."""
     return Facts(
         _number(shown.get("MainPID", "")),
         shown.get("InvocationID", ""),
@@ -38,20 +39,22 @@ def read_facts(shown: dict[str, str]) -> Facts:
     )
 
 
-def stands_still(line: bytes, stall_timeout_s: float) -> bool:
-    """Whether a frame says that the work makes no progress for too long (0: never too long).
+def is_stalled(frame: Frame, stall_timeout_s: float) -> bool:
+    """Whether a frame reports no progress for longer than ``stall_timeout_s`` (0: never).
 
-    Only a frame that looks like it is worth taking apart by the caller.
+    The search in the line saves parsing nearly every frame.
     """
     if not stall_timeout_s:
         return False
-    return any(float(age) > stall_timeout_s for age in _AGE.findall(line))
+    if not any(float(age) > stall_timeout_s for age in _AGE.findall(frame.line)):
+        return False
+    return (frame.fields.get("progress_age_s") or 0) > stall_timeout_s
 
 
 def compare(facts: Facts, state: State, *, frames: int, invocation: str, staleness_s: float) -> str:
-    """The name of the disagreement about a worker that is silent, or nothing.
+    """The name of the disagreement about a silent worker, or nothing.
 
-    Fed a moment after the last frame is no disagreement: both were then sent together.
+    A ping soon after the last frame is no disagreement: both were sent together.
     """
     if facts.active != "active" or facts.invocation != invocation:
         return ""

@@ -1,5 +1,5 @@
-"""The last 200 frames of a worker, kept small: a worker's frames hardly differ, so all but the
-newest lie packed. 2,000 workers need 15 MB that way instead of 90.
+"""The last 200 frames of a worker. A worker's frames hardly differ, so all but the newest are
+compressed: 2,000 workers need 15 MB instead of 90.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ CAPACITY: Final = 200
 _PACK: Final = 20
 
 
-class BlackBox:
+class FrameRing:
     """Lines without their newlines, oldest first."""
 
     __slots__ = ("_packs", "_recent")

@@ -1,14 +1,17 @@
-"""Settlement in a thread of its own: the loop says which runs have ended and never waits.
+"""The thread that settles the jobs of runs that have ended, and reads queues for the loop.
 
-What cannot be settled, because the store is away, is owed and tried again. Now and then the
-thread also looks for claims whose run nobody saw end, and reads how long the queues are.
+The loop sends it messages and never waits. What cannot be settled, because the store is away, is
+kept and retried. Every claim_timeout_s / 2 it also reads all claims: those of an earlier boot are
+settled at once, those of a run that has ended and was not settled for claim_timeout_s are settled
+as UNREPORTED.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Final, NamedTuple
@@ -16,223 +19,329 @@ from typing import Any, Final, NamedTuple
 from nomarr_systemd.config.values import Config, Pool
 from nomarr_systemd.core.errors import NomarrError
 from nomarr_systemd.core.ids import parse_component
-from nomarr_systemd.core.job import REBOOTED, STOPPED
+from nomarr_systemd.core.job import REBOOTED, UNREPORTED, Outcome, RunEnd
 from nomarr_systemd.host.clock import read_boot_id
 from nomarr_systemd.host.machine import host_of
-from nomarr_systemd.jobs.settlement import (
-    Outcome,
-    find_vanished,
-    finish_failing,
-    name_cause,
-    read_outcome,
-    settle,
-)
+from nomarr_systemd.jobs.settlement import find_claimed_runs, finish_failing, settle
 from nomarr_systemd.store.open import open_work_store
 from nomarr_systemd.store.protocol import Store
-from nomarr_systemd.supervisor.log import NOTICE, WARNING, Limited, log
+from nomarr_systemd.supervisor.log import NOTICE, WARNING, RateLimit, log
 from nomarr_systemd.supervisor.loop import Loop
+from nomarr_systemd.systemd.running_units import read_invocation
 
-UNSEEN: Final = "ended while nobody watched"
 _LEAVE_S: Final = 1.0
 _FIRST_RETRY_S: Final = 0.5
 _LAST_RETRY_S: Final = 15.0
+_MAX_OUTCOMES: Final = 1000
 
-Question = Callable[[Store], Callable[[], None]]  # asked in the thread; its answer, in the loop
-
-
-class Eyes(NamedTuple):
-    """What the thread may look at by itself: only files that systemd and the hook keep."""
-
-    running: Callable[[str], str]  # the invocation in which a component runs now
-    was_asked_to_stop: Callable[[str], bool]
+# An outcome is identified by its run and by whether the run was counted as a crash: one that was
+# settled uncounted may be reported as a crash later.
+Key = tuple[str, bool]
+Query = Callable[[Store], Any]  # called in the thread
+Outcomes = dict[str, Outcome | None]  # by invocation; None: not settled in time
 
 
-class Settler:
-    """``settle`` and ``ask`` from the loop; ``on_outcome(outcome, is_new=…)`` is called there."""
+class Configure(NamedTuple):
+    config: Config
 
-    def __init__(self, loop: Loop, eyes: Eyes, on_outcome: Callable[..., None]) -> None:
-        self.failing = False
+
+class Settle(NamedTuple):
+    end: RunEnd
+
+
+class Ask(NamedTuple):
+    query: Query
+    answer: Callable[[Any], None]  # called in the loop
+
+
+class Leave(NamedTuple):
+    pass
+
+
+Message = Configure | Settle | Ask | Leave
+
+
+class Waiter:
+    """A request that waits for outcomes."""
+
+    def __init__(self, keys: Iterable[Key], reply: Callable[[Outcomes], None]) -> None:
+        self.missing = set(keys)
+        self.found: Outcomes = {invocation: None for invocation, _ in self.missing}
+        self.reply = reply
+
+
+class JobSettler:
+    """The loop's side. ``on_settled(outcome)`` is called there for every new outcome,
+    ``on_store(is_away)`` when the store goes or comes back."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        units_directory: str,
+        *,
+        on_settled: Callable[[Outcome], None],
+        on_store: Callable[[bool], None],
+    ) -> None:
         self._loop = loop
-        self._eyes = eyes
-        self._on_outcome = on_outcome
-        self._handed: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._units_directory = units_directory
+        self._on_settled = on_settled
+        self._on_store = on_store
+        self._inbox: SimpleQueue[Message] = SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._limited = Limited(burst=3, every_s=60)
-        # The thread's own.
-        self._leaving = False
-        self._config: Config | None = None  # until then nobody knows where the jobs are
+        self._outcomes: OrderedDict[str, Outcome] = OrderedDict()
+        self._waiters: list[Waiter] = []
+
+    def configure(self, config: Config) -> None:
+        self._send(Configure(config))
+
+    def settle(self, end: RunEnd) -> None:
+        self._send(Settle(end))
+
+    def settle_and_wait(
+        self, ends: Iterable[RunEnd], within_s: float, reply: Callable[[Outcomes], None]
+    ) -> None:
+        """Settle runs, and call ``reply`` once, when all are settled or the time is over."""
+        ends = list(ends)
+        waiter = Waiter([(end.invocation, end.counted) for end in ends], reply)
+        if not ends:
+            reply(waiter.found)
+            return
+        for end in ends:
+            self.settle(end)
+        self._waiters.append(waiter)
+        self._loop.at(self._loop.now + within_s, partial(self._answer, waiter))
+
+    def ask(self, query: Query, answer: Callable[[Any], None]) -> None:
+        """Read from the store. A query that still waits is replaced by this one."""
+        self._send(Ask(query, answer))
+
+    def find_job(self, invocation: str) -> str:
+        """The path of the job that a run had in hand when it ended; empty if not known."""
+        outcome = self._outcomes.get(invocation)
+        return outcome.settled[0].path if outcome and outcome.settled else ""
+
+    def close(self) -> None:
+        """Let the thread finish, for a second at most: claims tell what is not settled."""
+        if self._thread is not None:
+            self._send(Leave())
+            self._thread.join(_LEAVE_S)
+
+    def _send(self, message: Message) -> None:
+        if self._thread is None:
+            run = _Settling(self._inbox, self._units_directory, self._post).run
+            # A daemon: a store that hangs must not delay the end of the program.
+            self._thread = threading.Thread(target=run, name="jobs", daemon=True)
+            self._thread.start()
+        self._inbox.put(message)
+
+    def _post(self, message: _Report) -> None:
+        """From the thread."""
+        self._loop.post(partial(self._take, message))
+
+    def _take(self, message: _Report) -> None:
+        match message:
+            case _Settled(key, outcome, is_new):
+                self._outcomes[outcome.invocation] = outcome
+                while len(self._outcomes) > _MAX_OUTCOMES:
+                    self._outcomes.popitem(last=False)
+                if is_new:
+                    self._on_settled(outcome)
+                for waiter in tuple(self._waiters):
+                    if key in waiter.missing:
+                        waiter.missing.discard(key)
+                        waiter.found[outcome.invocation] = outcome
+                        if not waiter.missing:
+                            self._answer(waiter)
+            case _Answered(answer, value):
+                answer(value)
+            case _StoreState(is_away):
+                self._on_store(is_away)
+
+    def _answer(self, waiter: Waiter) -> None:
+        if waiter in self._waiters:
+            self._waiters.remove(waiter)
+            waiter.reply(waiter.found)
+
+
+class _Settled(NamedTuple):
+    key: Key
+    outcome: Outcome
+    is_new: bool
+
+
+class _Answered(NamedTuple):
+    answer: Callable[[Any], None]
+    value: Any
+
+
+class _StoreState(NamedTuple):
+    is_away: bool
+
+
+_Report = _Settled | _Answered | _StoreState
+
+
+class _Settling:
+    """The thread's side: all of it belongs to the thread alone."""
+
+    def __init__(
+        self,
+        inbox: SimpleQueue[Message],
+        units_directory: str,
+        post: Callable[[_Report], None],
+    ) -> None:
+        self._inbox = inbox
+        self._units_directory = units_directory
+        self._post = post
+        self._rate = RateLimit(burst=3, every_s=60)
+        self._is_leaving = False
+        self._config: Config | None = None  # None: it is not known where the jobs are
         self._store: Store | None = None
-        self._owed: dict[str, tuple[str, str]] = {}  # component id and cause, by invocation
-        self._causes: list[tuple[Outcome, str]] = []
-        self._question: Question | None = None
-        self._vanished: dict[str, float] = {}  # since when, by invocation
-        self._is_first = True
+        self._is_away = False
+        self._owed: dict[Key, RunEnd] = {}
+        self._question: Ask | None = None
+        self._vanished: dict[str, float] = {}  # since when a run with claims is gone
+        self._is_first_sweep = True
         self._sweep_due = 0.0
         self._retry_s = 0.0
         self._retry_at = 0.0
 
-    def configure(self, config: Config) -> None:
-        self._hand(partial(self._take_config, config))
-
-    def settle(self, component_id: str, invocation: str, cause: str) -> None:
-        """A run has ended. Said again before it is settled, the first cause stands."""
-        self._hand(lambda: self._owed.setdefault(invocation, (component_id, cause)) and None)
-
-    def name_cause(self, outcome: Outcome, cause: str) -> None:
-        self._hand(lambda: self._causes.append((outcome, cause)))
-
-    def ask(self, question: Question) -> None:
-        """Read something from the store, in place of the question before if that still waits."""
-        self._hand(partial(self._take_question, question))
-
-    def close(self) -> None:
-        """Let the thread finish, but do not wait for long: what is owed is found by the claims."""
-        if self._thread is not None:
-            self._hand(self._leave)
-            self._thread.join(_LEAVE_S)
-
-    def _hand(self, message: Callable[[], None]) -> None:
-        if self._thread is None:
-            # A daemon: a store that hangs must not hold up our end.
-            self._thread = threading.Thread(target=self._run, name="jobs", daemon=True)
-            self._thread.start()
-        self._handed.put(message)
-
-    # In the thread
-
-    def _take_config(self, config: Config) -> None:
-        if self._config is None or config.store != self._config.store:
-            self._forget_store()
-            self._retry_at = 0.0
-        self._config = config
-        self._sweep_due = 0.0
-
-    def _take_question(self, question: Question) -> None:
-        self._question = question
-
-    def _leave(self) -> None:
-        self._leaving = True
-
-    def _run(self) -> None:
-        while not self._leaving:
-            self._listen()
+    def run(self) -> None:
+        while not self._is_leaving:
+            self._receive()
             now = time.monotonic()
             config = self._config
-            if self._leaving or config is None or now < self._retry_at:
+            if self._is_leaving or config is None or now < self._retry_at:
                 continue
             try:
                 self._work(config, now)
-                if self.failing:
-                    log(NOTICE, "the store of jobs is back", owed=len(self._owed))
-                self.failing = False
                 self._retry_s = self._retry_at = 0.0
-            except Exception as error:  # the thread's outermost loop; all that is owed stays owed
-                self.failing = True
-                self._forget_store()
+                if self._is_away:
+                    log(NOTICE, "the store of jobs is back", owed=len(self._owed))
+                    self._say_away(is_away=False)
+            except Exception as error:  # the thread's outermost loop; what is owed stays owed
+                self._close_store()
                 self._retry_s = min(max(self._retry_s * 2, _FIRST_RETRY_S), _LAST_RETRY_S)
                 self._retry_at = time.monotonic() + self._retry_s
                 hint = error.hint if isinstance(error, NomarrError) else type(error).__name__
-                self._limited.log(
+                self._rate.log(
                     WARNING,
                     "jobs cannot be settled now",
                     owed=len(self._owed),
                     error=error,
                     hint=hint,
                 )
-        self._forget_store()
+                if not self._is_away:
+                    self._say_away(is_away=True)
+        self._close_store()
 
-    def _listen(self) -> None:
-        """Wait for a message, or until something is due; take all that there are."""
-        due = max(self._retry_at, 0.0 if self._has_work() else self._sweep_due)
+    def _receive(self) -> None:
+        """Wait for a message, or until something is due; then take all messages."""
+        has_work = bool(self._owed or self._question)
+        due = max(self._retry_at, 0.0 if has_work else self._sweep_due)
         patience_s = max(0.0, due - time.monotonic()) if self._config else None
         try:
-            message = self._handed.get(timeout=patience_s)
+            message = self._inbox.get(timeout=patience_s)
             while True:
-                message()
-                message = self._handed.get_nowait()
+                self._take(message)
+                message = self._inbox.get_nowait()
         except Empty:
             return
 
-    def _has_work(self) -> bool:
-        return bool(self._owed or self._causes or self._question)
+    def _take(self, message: Message) -> None:
+        match message:
+            case Configure(config):
+                if self._config is None or config.store != self._config.store:
+                    self._close_store()
+                    self._retry_at = 0.0
+                self._config = config
+                self._sweep_due = 0.0
+            case Settle(end):
+                self._owed.setdefault((end.invocation, end.counted), end)
+            case Ask():
+                self._question = message
+            case Leave():
+                self._is_leaving = True
 
     def _work(self, config: Config, now: float) -> None:
         if self._store is None:
             self._store = open_work_store(config.store)
         store = self._store
-        for invocation, (component_id, cause) in list(self._owed.items()):
-            self._settle(store, config, component_id, invocation, cause)
-            del self._owed[invocation]
-        while self._causes:
-            name_cause(store, *self._causes[0])
-            del self._causes[0]
+        for key, end in list(self._owed.items()):
+            self._settle(store, config, end)
+            del self._owed[key]
         if now >= self._sweep_due:
             self._sweep(store, config, now)
             timeouts = [pool.claim_timeout_s for pool in config.pools]
             self._sweep_due = now + max(min(timeouts, default=30.0) / 2, 0.1)
         if self._question is not None:
-            answer = self._question(store)
+            query, answer = self._question
+            value = query(store)
             self._question = None
-            self._loop.post(answer)
+            self._post(_Answered(answer, value))
 
-    def _settle(
-        self, store: Store, config: Config, component_id: str, invocation: str, cause: str
-    ) -> None:
-        pool = _pool_of(config, component_id)
-        wall_ms = time.time_ns() // 1_000_000
+    def _settle(self, store: Store, config: Config, end: RunEnd) -> None:
         try:
-            known = read_outcome(store, pool.name, invocation)
-            outcome = settle(store, pool, component_id, invocation, cause, wall_ms)
+            outcome, is_new = settle(store, _find_pool(config, end.component_id), end)
         except (KeyError, TypeError, ValueError) as error:
-            # A document that somebody mangled must not keep others from being settled.
-            fields = {"component": component_id, "invocation": invocation, "error": repr(error)}
-            self._limited.log(WARNING, "a damaged job cannot be settled", **fields)
+            # A damaged document must not keep other runs from being settled.
+            self._rate.log(
+                WARNING,
+                "a damaged job cannot be settled",
+                component=end.component_id,
+                invocation=end.invocation,
+                error=repr(error),
+            )
             return
-        self._loop.post(partial(self._on_outcome, outcome, is_new=outcome != known))
+        self._post(_Settled((end.invocation, end.counted), outcome, is_new))
 
     def _sweep(self, store: Store, config: Config, now: float) -> None:
-        """Settle claims whose run is over: at our start at once, later when claim_timeout_s has
-        passed and nobody settled them. Finish what a kill left of failing a pool."""
-        if self._is_first:
+        """Settle claims of runs that have ended, and finish a pool's failure after a kill."""
+        wall_ms = time.time_ns() // 1_000_000
+        if self._is_first_sweep:
             for pool in config.pools:
-                finish_failing(store, pool.name, time.time_ns() // 1_000_000)
-        vanished = find_vanished(store, host_of(config.store.url), self._eyes.running)
-        since = {invocation: self._vanished.get(invocation, now) for _, invocation, _ in vanished}
-        for component_id, invocation, boot in vanished:
-            patience_s = _pool_of(config, component_id).claim_timeout_s
-            if self._is_first or now - since[invocation] >= patience_s:
-                cause = self._guess_cause(invocation, boot)
-                self._settle(store, config, component_id, invocation, cause)
-                del since[invocation]
-        self._vanished = since
-        self._is_first = False
+                finish_failing(store, pool.name, wall_ms)
+        boot = read_boot_id()
+        vanished = {}
+        for run in find_claimed_runs(store, host_of(config.store.url)):
+            # Read after the claims: a run that had one and is not shown now has ended.
+            unit = parse_component(run.component_id).unit
+            if read_invocation(self._units_directory, unit) == run.invocation:
+                continue
+            since = self._vanished.get(run.invocation, now)
+            end = RunEnd(run.component_id, run.invocation, UNREPORTED, wall_ms)
+            if run.boot not in ("", boot):
+                self._settle(store, config, end._replace(cause=REBOOTED, counted=False))
+            elif now - since >= _find_pool(config, run.component_id).claim_timeout_s:
+                self._settle(store, config, end)
+            else:
+                vanished[run.invocation] = since
+        self._vanished = vanished
+        self._is_first_sweep = False
 
-    def _guess_cause(self, invocation: str, boot: str) -> str:
-        if self._eyes.was_asked_to_stop(invocation):
-            return STOPPED
-        return UNSEEN if boot in ("", read_boot_id()) else REBOOTED
+    def _say_away(self, *, is_away: bool) -> None:
+        self._is_away = is_away
+        self._post(_StoreState(is_away))
 
-    def _forget_store(self) -> None:
+    def _close_store(self) -> None:
         store, self._store = self._store, None
         if store is not None:
             store.close()
 
 
-def _pool_of(config: Config, component_id: str) -> Pool:
-    """Its settings; the defaults for a pool that is no longer configured."""
+def _find_pool(config: Config, component_id: str) -> Pool:
+    """The worker's pool; one with default settings if it is no longer configured."""
     name = parse_component(component_id).pool
     return next((pool for pool in config.pools if pool.name == name), Pool(name))
 
 
 def describe(outcome: Outcome | None) -> Mapping[str, Any]:
-    """What the controller is told about a run: ``settled`` False means, ask again."""
+    """An outcome in the form of the answer to ``crashed`` (docs/contract.md)."""
     if outcome is None:
         return {"settled": False}
-    jobs: Sequence[str] = [each.job for each in outcome.settled]
     return {
         "settled": True,
-        "job": jobs[0] if jobs else None,
-        "jobs": jobs,
+        "jobs": [each.job for each in outcome.settled],
         "quarantined": outcome.quarantined,
         "refund": outcome.refund,
         "fail_pool": outcome.fail_pool,

@@ -1,7 +1,7 @@
-"""Ending a worker that is dead to us: by a pidfd, so that no other process can be hit.
+"""Ending a worker that is dead by its frames: with a pidfd, so that no other process is signalled.
 
-Whom to end is asked of systemd, and asked again when the pidfd is open: what was true of the
-number then is true of the process that the pidfd holds. Frames are never believed here.
+systemd is asked for the main process, and asked again when the pidfd is open: if it still names
+the same pid, the pidfd holds that process. Pids in frames are never used.
 """
 
 from __future__ import annotations
@@ -9,46 +9,44 @@ from __future__ import annotations
 import os
 import select
 import signal
-from collections.abc import Callable
 from functools import partial
 from typing import Final, NamedTuple
 
 from nomarr_systemd.supervisor.disagreement import Facts
 from nomarr_systemd.supervisor.log import ERROR, NOTICE, WARNING, log
 from nomarr_systemd.supervisor.loop import Loop, Timer
-from nomarr_systemd.supervisor.unit_queries import Answer
+from nomarr_systemd.supervisor.run_state import RunState
+from nomarr_systemd.supervisor.unit_queries import UnitQueries
+from nomarr_systemd.supervisor.workers import Worker
 
-GRACE_S: Final = 10.0  # from SIGABRT to SIGKILL: stacks and cores take their time
+GRACE_S: Final = 10.0  # from SIGABRT to SIGKILL: stack traces and core dumps take time
 RETRY_S: Final = 5.0
 _LIVING: Final = ("active", "activating", "reloading")
 
 
 class Target(NamedTuple):
-    """One run of one unit. ``on_strike`` is called before the first signal is sent,
-    ``on_answer`` with what systemd said."""
+    """One run of a worker, and why it is ended."""
 
-    unit: str
+    worker: Worker
     invocation: str
-    component_id: str
-    on_strike: Callable[[], None]
-    on_answer: Callable[[Facts], None]
+    cause: str
 
 
-def is_to_be_ended(facts: Facts, invocation: str) -> bool:
-    """Whether this run still has a main process, and nobody is stopping it already."""
+def is_running(facts: Facts, invocation: str) -> bool:
+    """Whether this run still has a main process and is not being stopped."""
     return facts.pid > 1 and facts.invocation == invocation and facts.active in _LIVING
 
 
 def open_process(pid: int) -> int | None:
-    """A pidfd, or None when there is no such process any more."""
+    """A pidfd; None if the process is gone."""
     try:
         return os.pidfd_open(pid)
     except ProcessLookupError:
         return None
 
 
-def strike(pidfd: int, *signals: signal.Signals) -> bool:
-    """Send signals; False when the process is gone. PermissionError is the caller's."""
+def send_signals(pidfd: int, *signals: signal.Signals) -> bool:
+    """Send signals; False if the process is gone. May raise PermissionError."""
     try:
         for number in signals:
             signal.pidfd_send_signal(pidfd, number)
@@ -58,25 +56,32 @@ def strike(pidfd: int, *signals: signal.Signals) -> bool:
 
 
 class Killer:
-    """``ask(unit, answer)`` gives systemd's facts; everything happens in the loop."""
+    """Everything happens in the loop. Before the first signal the run gets its label, which is
+    written to the run state: the controller may ask for it right after the death."""
 
     def __init__(
-        self, loop: Loop, ask: Callable[[str, Answer], None], *, grace_s: float = GRACE_S
+        self, loop: Loop, queries: UnitQueries, run_state: RunState, *, grace_s: float = GRACE_S
     ) -> None:
         self._loop = loop
-        self._ask = ask
+        self._queries = queries
+        self._run_state = run_state
         self._grace_s = grace_s
         self._wanted: set[str] = set()  # invocations that are to end
 
-    def condemn(self, target: Target) -> None:
+    def kill(self, worker: Worker, cause: str) -> None:
         """SIGABRT, then SIGCONT in case it is stopped, then SIGKILL after a grace."""
+        target = Target(worker, worker.invocation, cause)
         if target.invocation and target.invocation not in self._wanted:
             self._wanted.add(target.invocation)
-            self._ask(target.unit, partial(self._aim, target))
+            self._ask(target)
 
-    def pardon(self, invocation: str) -> None:
-        """The run is over: nothing is left to end."""
+    def forget(self, invocation: str) -> None:
+        """The run has ended: there is nothing left to kill."""
         self._wanted.discard(invocation)
+
+    def _ask(self, target: Target) -> None:
+        if target.invocation in self._wanted:
+            self._queries.ask(target.worker.component.unit, partial(self._aim, target))
 
     def _aim(self, target: Target, facts: Facts | None) -> None:
         if target.invocation not in self._wanted:
@@ -84,51 +89,47 @@ class Killer:
         if facts is None:
             self._ask_later(target)
             return
-        target.on_answer(facts)
-        if not is_to_be_ended(facts, target.invocation):
-            self.pardon(target.invocation)
-            return
-        pidfd = open_process(facts.pid)
+        pidfd = open_process(facts.pid) if is_running(facts, target.invocation) else None
         if pidfd is None:
-            self.pardon(target.invocation)
-        else:
-            self._ask(target.unit, partial(self._shoot, target, facts, pidfd))
+            self.forget(target.invocation)
+            return
+        unit = target.worker.component.unit
+        self._queries.ask(unit, partial(self._strike, target, facts.pid, pidfd))
 
-    def _shoot(self, target: Target, before: Facts, pidfd: int, facts: Facts | None) -> None:
-        if target.invocation not in self._wanted:
+    def _strike(self, target: Target, pid: int, pidfd: int, facts: Facts | None) -> None:
+        if not self._is_confirmed(target, pid, facts):
             os.close(pidfd)
             return
-        if facts is None:
-            os.close(pidfd)
-            self._ask_later(target)
-            return
-        if facts.pid != before.pid or not is_to_be_ended(facts, target.invocation):
-            os.close(pidfd)
-            self.pardon(target.invocation)
-            return
-        target.on_strike()
-        log(NOTICE, "sending SIGABRT", component=target.component_id, pid=facts.pid)
+        target.worker.label = target.cause
+        self._run_state.keep(target.worker)
+        component = target.worker.component_id
+        log(NOTICE, "sending SIGABRT", component=component, pid=pid, cause=target.cause)
         try:
-            alive = strike(pidfd, signal.SIGABRT, signal.SIGCONT)
-        except PermissionError:
-            log(
-                ERROR,
-                "may not signal the worker: does it run as another user?",
-                component=target.component_id,
-                pid=facts.pid,
-            )
-            alive = False
-        if not alive:
+            is_alive = send_signals(pidfd, signal.SIGABRT, signal.SIGCONT)
+        except PermissionError as error:
+            log(ERROR, "cannot signal the worker", component=component, pid=pid, error=error)
+            is_alive = False
+        if not is_alive:
             os.close(pidfd)
             return
-        timer = self._loop.at(
-            self._loop.now + self._grace_s, partial(self._finish, target, pidfd, facts.pid)
-        )
+        finish = partial(self._finish, component, pidfd, pid)
+        timer = self._loop.at(self._loop.now + self._grace_s, finish)
         self._loop.watch(pidfd, select.EPOLLIN, partial(self._see_end, pidfd, timer))
 
-    def _finish(self, target: Target, pidfd: int, pid: int) -> None:
-        log(WARNING, "SIGABRT was not enough: SIGKILL", component=target.component_id, pid=pid)
-        strike(pidfd, signal.SIGKILL)
+    def _is_confirmed(self, target: Target, pid: int, facts: Facts | None) -> bool:
+        if target.invocation not in self._wanted:
+            return False
+        if facts is None:
+            self._ask_later(target)
+            return False
+        if facts.pid != pid or not is_running(facts, target.invocation):
+            self.forget(target.invocation)
+            return False
+        return target.worker.invocation == target.invocation
+
+    def _finish(self, component: str, pidfd: int, pid: int) -> None:
+        log(WARNING, "SIGABRT was not enough: sending SIGKILL", component=component, pid=pid)
+        send_signals(pidfd, signal.SIGKILL)
 
     def _see_end(self, pidfd: int, timer: Timer, _events: int) -> None:
         timer.cancel()
@@ -136,10 +137,10 @@ class Killer:
         os.close(pidfd)
 
     def _ask_later(self, target: Target) -> None:
-        log(WARNING, "systemd does not say whom to end", component=target.component_id)
-
-        def again() -> None:
-            if target.invocation in self._wanted:
-                self._ask(target.unit, partial(self._aim, target))
-
-        self._loop.at(self._loop.now + RETRY_S, again)
+        log(
+            WARNING,
+            "systemd did not name the process to end; retrying",
+            component=target.worker.component_id,
+            error=self._queries.error,
+        )
+        self._loop.at(self._loop.now + RETRY_S, partial(self._ask, target))

@@ -1,7 +1,7 @@
-"""One connection to the live socket: requests in, answers and events out, both bounded.
+"""Connections to the live socket: requests in, answers and events out, both bounded.
 
-A peer that does not read costs a fixed amount of memory: answers are made as they are taken, and
-of events it loses the oldest and is told how many.
+A peer that does not read costs a fixed amount of memory: answers are produced as they are sent,
+and of events the oldest are dropped and counted.
 """
 
 from __future__ import annotations
@@ -11,22 +11,23 @@ import json
 import select
 import socket
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from nomarr_systemd.live.protocol import Patterns
 from nomarr_systemd.supervisor.loop import Loop
 
 MAX_REQUEST: Final = 16_384
+MAX_TRUSTED_REQUEST: Final = 4 << 20  # of root: a report of every worker's death fits
 MAX_EVENTS: Final = 1000
 MAX_EVENT_BYTES: Final = 1 << 20
 _PIECE: Final = 65_536
-_TURN: Final = 4 * _PIECE  # sent to one peer before the others have their turn
+_TURN: Final = 4 * _PIECE  # sent to one peer before others get a turn
 _CREDENTIALS: Final = struct.Struct("3i")
 
 
-def encode(message: dict[str, Any]) -> bytes:
-    """One line of JSON. What workers said may have any character: ASCII carries all of them."""
+def encode(message: Mapping[str, Any]) -> bytes:
+    """One line of JSON, in ASCII: texts of workers may have any character."""
     return json.dumps(message, separators=(",", ":")).encode() + b"\n"
 
 
@@ -34,26 +35,30 @@ def refuse(why: str) -> Iterator[bytes]:
     yield encode({"ok": False, "error": why})
 
 
-class Client:
-    """``answer(client, line)`` gives the pieces of the answer to a request."""
+class Connection:
+    """One peer. ``answer(connection, line)`` returns the pieces of the answer to a request, or
+    None: then ``reply`` is called later, and until then no other request is read."""
 
     def __init__(
         self,
         loop: Loop,
         connection: socket.socket,
-        answer: Callable[[Client, bytes], Iterator[bytes]],
-        on_close: Callable[[Client], None],
+        answer: Callable[[Connection, bytes], Iterator[bytes] | None],
+        on_close: Callable[[Connection], None],
+        trusted: frozenset[int],
     ) -> None:
         raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        self.uid: int = _CREDENTIALS.unpack(raw)[1]
+        self.is_trusted = _CREDENTIALS.unpack(raw)[1] in trusted
         self.patterns: Patterns | None = None  # of a subscriber
-        self.cursor = 0  # how far it has been shown the workers; of the rest it needs no events
+        self.cursor = 0  # how many workers it was shown; of the others it gets no events yet
+        self._max_request = MAX_TRUSTED_REQUEST if self.is_trusted else MAX_REQUEST
         self._loop = loop
         self._connection = connection
         self._answer = answer
         self._on_close = on_close
         self._inbox = b""
-        self._source: Iterator[bytes] | None = None  # the answer under way
+        self._source: Iterator[bytes] | None = None  # the answer that is being sent
+        self._is_waiting = False  # for reply()
         self._out = memoryview(b"")
         self._events: collections.deque[bytes] = collections.deque()
         self._event_bytes = 0
@@ -66,11 +71,19 @@ class Client:
         loop.watch(connection.fileno(), self._mask, self._be_ready, first=True)
 
     def serve(self) -> None:
-        """Take what has been asked already."""
+        """Read requests that were sent before the connection was accepted."""
         self._be_ready(select.EPOLLIN)
 
+    def reply(self, message: Mapping[str, Any]) -> None:
+        """Send an answer that was deferred."""
+        if self._is_waiting and not self._closed:
+            self._is_waiting = False
+            self._source = iter([encode(message)])
+            self._flush()
+
     def push(self, event: bytes) -> None:
-        """Send an event, or keep it until the peer reads, or give up the oldest for it."""
+        """Send an event, or keep it until the peer reads, and drop the oldest if there are too
+        many."""
         self._events.append(event)
         self._event_bytes += len(event)
         while len(self._events) > MAX_EVENTS or self._event_bytes > MAX_EVENT_BYTES:
@@ -87,7 +100,7 @@ class Client:
             self._on_close(self)
 
     def finish(self, patience_s: float) -> None:
-        """At our own end: hand over what is already there, but do not wait for long."""
+        """Send what is there, for at most ``patience_s`` per piece, and close."""
         if self._closed:
             return
         self._connection.settimeout(patience_s)
@@ -103,12 +116,12 @@ class Client:
         gone = events & (select.EPOLLERR | select.EPOLLHUP)
         if events & select.EPOLLIN and not self._read():
             return
-        self._flush()  # also for a peer that did not wait: what it told us counts
+        self._flush()  # also if the peer has left: its request counts
         if gone:
             self.close()
 
     def _read(self) -> bool:
-        """False when the connection is closed."""
+        """False if the connection was closed."""
         try:
             data = self._connection.recv(_PIECE)
         except BlockingIOError:
@@ -117,25 +130,29 @@ class Client:
             self.close()
             return False
         if data:
-            if self.patterns is None:  # a subscriber has nothing more to ask
+            if self.patterns is None:  # a subscriber makes no more requests
                 self._inbox += data
         else:
             self._no_more_requests = True
         return True
 
     def _next_request(self) -> None:
-        """Begin the answer to the next request, if one is there."""
+        """Begin the answer to the next request, if there is one."""
         line, newline, rest = self._inbox.partition(b"\n")
-        if len(line) > MAX_REQUEST:
+        if len(line) > self._max_request:
             self._inbox = b""
             self._no_more_requests = True
-            self._source = refuse(f"the request is longer than {MAX_REQUEST} bytes")
+            self._source = refuse(f"the request is longer than {self._max_request} bytes")
         elif newline:
             self._inbox = rest
-            self._source = self._answer(self, line)
+            self._is_waiting = True  # a reply may come before the call returns
+            source = self._answer(self, line)
+            if source is not None:
+                self._is_waiting = False
+                self._source = source
 
     def _load(self) -> bool:
-        """Have something to send in ``_out``; False when there is nothing."""
+        """Put the next bytes to send into ``_out``; False if there are none."""
         while not self._out:
             if self._source is not None:
                 piece = next(self._source, None)
@@ -146,6 +163,8 @@ class Client:
                 continue
             if self.patterns is not None:
                 return self._load_events()
+            if self._is_waiting:
+                return False
             self._next_request()
             if self._source is None:
                 return False
@@ -167,7 +186,7 @@ class Client:
         return bool(self._out)
 
     def _flush(self) -> None:
-        if self._flushing or self._closed:  # an answer may have events of its own
+        if self._flushing or self._closed:  # making an answer may publish events
             return
         self._flushing = True
         room = _TURN
@@ -184,15 +203,39 @@ class Client:
             return
         self._flushing = False
         busy = bool(self._out) or self._source is not None or bool(self._events)
-        if self.patterns is None:
+        if self.patterns is None and not self._is_waiting:
             busy = busy or b"\n" in self._inbox
-        if self._no_more_requests and not busy and self.patterns is None:
-            self.close()
-            return
-        # While an answer is under way nothing more is taken in.
+            if self._no_more_requests and not busy:
+                self.close()
+                return
+        # While an answer is made or sent, no request is read.
         wanted = select.EPOLLOUT if busy else 0
-        if not busy and not self._no_more_requests:
+        if not busy and not self._no_more_requests and not self._is_waiting:
             wanted |= select.EPOLLIN
         if wanted != self._mask:
             self._mask = wanted
             self._loop.change(self._connection.fileno(), wanted)
+
+
+class Subscribers:
+    """The connections that have subscribed, and the events for them."""
+
+    def __init__(self) -> None:
+        self.connections: set[Connection] = set()
+
+    def want(self, topic: str) -> bool:
+        """Whether a subscriber wants the topic; other events need not be made."""
+        return any(each.patterns and each.patterns.match(topic) for each in self.connections)
+
+    def want_queues(self) -> bool:
+        return any(each.patterns and each.patterns.wants_queues for each in self.connections)
+
+    def publish(self, event: Mapping[str, Any], order: int = -1) -> None:
+        """Send an event to those who want its topic. ``order`` is that of the event's worker."""
+        line = b""
+        for each in tuple(self.connections):
+            if order >= each.cursor:
+                continue  # its first snapshot will show this worker as it is then
+            if each.patterns is not None and each.patterns.match(event["topic"]):
+                line = line or encode(event)
+                each.push(line)

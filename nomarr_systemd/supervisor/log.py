@@ -1,12 +1,14 @@
-"""Lines on standard error, as the journal takes them: priority, a sentence, fields behind it.
+"""The log of resident programs: lines on standard error with a priority, a sentence and fields,
+as journald reads them. A log that nobody reads never blocks its writer: the line is dropped.
 
 ``logging`` and the journal's own client would cost a resident program 1.5 MB.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
+import select
+import threading
 import time
 from typing import Final
 
@@ -14,21 +16,49 @@ from nomarr_systemd.core.text import escape, quote
 
 ERROR, WARNING, NOTICE, INFO = 3, 4, 5, 6
 _MAX_FIELD: Final = 500
+_MAX_LINE: Final = 4096  # bytes; a pipe or socket that is writable has room for that many
+_STDERR: Final = 2
+
+
+class _Output:
+    """Standard error, written only if it is writable now."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._poll = select.poll()
+        self._poll.register(_STDERR, select.POLLOUT)
+        self._dropped = 0
+
+    def write(self, line: str) -> None:
+        with self._lock:
+            if self._dropped:
+                line += f" lines_dropped={self._dropped}"
+            data = line.encode(errors="replace")[: _MAX_LINE - 1] + b"\n"
+            try:
+                if self._poll.poll(0):
+                    os.write(_STDERR, data)
+                    self._dropped = 0
+                    return
+            except OSError:
+                pass  # no reader, or no such descriptor: the program goes on without the line
+            self._dropped += 1
+
+
+_output = _Output()
 
 
 def log(priority: int, message: str, /, **fields: object) -> None:
-    """One line. A field is ``name=value``, so that it can be searched for."""
+    """Write one line. Each field is ``name=value``."""
     parts = [f"<{priority}>{escape(message)}"]
     for name, value in fields.items():
         text = str(value)[:_MAX_FIELD]
         parts.append(f"{name}={quote(text) if not text or ' ' in text else escape(text)}")
-    # Nobody may be reading, or nobody fast enough: work goes on without the line.
-    with contextlib.suppress(OSError):
-        os.write(2, (" ".join(parts) + "\n").encode(errors="replace"))
+    _output.write(" ".join(parts))
 
 
-class Limited:
-    """At most ``burst`` lines at once and one more each ``every_s``; says how many it left out."""
+class RateLimit:
+    """Writes at most ``burst`` lines at once and one more each ``every_s``; a line that follows
+    has the number of those that were left out."""
 
     def __init__(self, *, burst: int = 20, every_s: float = 1.0) -> None:
         self._burst = burst

@@ -1,7 +1,7 @@
-"""The event loop: file descriptors by epoll, deadlines by a heap, and nothing in between.
+"""The event loop: file descriptors by epoll, timers by a heap.
 
-It sleeps until something happens or is due. Deadlines come after input in every turn, so that
-what lies unread is never taken for silence.
+It sleeps until a descriptor is ready or a timer is due. In every turn timers fire after input was
+handled, so that unread input is never taken for silence.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Callback = Callable[[], None]
 
 
 class Timer:
-    """A deadline in the heap; cancelling leaves it there, to be passed over."""
+    """An entry of the heap. A cancelled one stays there and is skipped."""
 
     __slots__ = ("callback", "when")
 
@@ -35,7 +35,7 @@ class Timer:
 
 
 class Loop:
-    """One thread's turns. Only ``post`` may be called from another thread."""
+    """The loop of one thread. Only ``post`` may be called from another thread."""
 
     def __init__(self) -> None:
         self.now = time.monotonic()
@@ -47,14 +47,16 @@ class Loop:
         self._soon: collections.deque[Callback] = collections.deque()
         self._posted: collections.deque[Callback] = collections.deque()
         self._running = False
-        self._lock = threading.Lock()  # a late thread must not ring what has become another's
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self.watch(self._bell, select.EPOLLIN, self._take_posted)
+        self._lock = (
+            threading.Lock()
+        )  # a late thread must not write to a descriptor that was closed and used again
+        self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.watch(self._wakeup, select.EPOLLIN, self._take_posted)
         self._signals: tuple[int, int] | None = None
         self.turns = 0
 
     def watch(self, fd: int, mask: int, handler: Handler, *, first: bool = False) -> None:
-        """Call ``handler(events)`` when ``fd`` is ready; those marked ``first`` go first."""
+        """Call ``handler(events)`` when ``fd`` is ready; those with ``first`` are called first."""
         self._epoll.register(fd, mask)
         self._handlers[fd] = handler
         if first:
@@ -64,30 +66,30 @@ class Loop:
         self._epoll.modify(fd, mask)
 
     def forget(self, fd: int) -> None:
-        """Before ``fd`` is closed."""
+        """Stop watching; call it before ``fd`` is closed."""
         if self._handlers.pop(fd, None):
             self._first.discard(fd)
             self._epoll.unregister(fd)
 
     def at(self, when: float, callback: Callback) -> Timer:
-        """Call back once, not before ``when`` (monotonic seconds)."""
+        """Call ``callback`` once, not before ``when`` (monotonic seconds)."""
         timer = Timer(when, callback)
         heapq.heappush(self._heap, (when, next(self._order), timer))
         return timer
 
     def soon(self, callback: Callback) -> None:
-        """Call back after the others had their turn."""
+        """Call ``callback`` after all input of this turn was handled."""
         self._soon.append(callback)
 
     def post(self, callback: Callback) -> None:
-        """From another thread: call back in the loop's own. After its end nothing happens."""
+        """Call ``callback`` in the loop's thread; ignored after the loop was closed."""
         with self._lock:
-            if self._bell >= 0:
+            if self._wakeup >= 0:
                 self._posted.append(callback)
-                os.eventfd_write(self._bell, 1)
+                os.eventfd_write(self._wakeup, 1)
 
     def catch(self, handlers: Mapping[int, Callback]) -> None:
-        """Handle signals in the loop, between its turns."""
+        """Call a handler in the loop when its signal arrives."""
         read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         for number in handlers:
             signal.signal(number, _ignore_here)
@@ -104,7 +106,7 @@ class Loop:
         self._signals = (read, write)
 
     def run(self) -> None:
-        """Turn until ``stop``."""
+        """Run turns until ``stop``."""
         self._running = True
         while self._running:
             self.turn()
@@ -113,7 +115,7 @@ class Loop:
         self._running = False
 
     def turn(self) -> None:
-        """Wait for what comes next, and handle all of it."""
+        """Wait for input or a timer, and handle all that is there."""
         self.turns += 1
         ready = self._epoll.poll(self._patience(), 1024)
         self.now = time.monotonic()
@@ -134,8 +136,8 @@ class Loop:
             for fd in self._signals:
                 os.close(fd)
         with self._lock:
-            os.close(self._bell)
-            self._bell = -1
+            os.close(self._wakeup)
+            self._wakeup = -1
         self._epoll.close()
 
     def _patience(self) -> float | None:
@@ -155,7 +157,7 @@ class Loop:
 
     def _take_posted(self, _events: int) -> None:
         with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._bell)
+            os.eventfd_read(self._wakeup)
         while self._posted:
             self._posted.popleft()()
 

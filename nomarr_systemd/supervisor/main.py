@@ -1,6 +1,6 @@
-"""``nomarr-supervisor``: options, signals, and what is said to systemd.
+"""``nomarr-supervisor``: options, signals, and notifications to systemd.
 
-It leaves only when asked to, or to be started again: everything it knows survives that.
+It ends when it is asked to, or to be started again: its pipes, socket and run state survive that.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from nomarr_systemd.core.errors import ConfigError, NomarrError
 from nomarr_systemd.host.configuration import read_applied
 from nomarr_systemd.host.layout import Paths
 from nomarr_systemd.host.program_options import PLACES, parse_options
+from nomarr_systemd.supervisor import live_server
 from nomarr_systemd.supervisor.log import ERROR, NOTICE, WARNING, log
 from nomarr_systemd.supervisor.loop import Loop
-from nomarr_systemd.supervisor.pipes import take_stored, tell
+from nomarr_systemd.supervisor.pipes import store, take_stored, tell, unstore
 from nomarr_systemd.supervisor.supervisor import Supervisor
 
 USAGE: Final = f"usage: nomarr-supervisor {PLACES}"
@@ -31,7 +32,14 @@ class Program:
     def __init__(self, paths: Paths) -> None:
         self._paths = paths
         self._loop = Loop()
-        self._supervisor = Supervisor(paths, self._read_config(), self._loop, take_stored())
+        stored = take_stored()
+        sockets = stored.pop(live_server.NAME, [])
+        self._supervisor = Supervisor(paths, self._read_config(), self._loop, stored)
+        listening, is_new = live_server.open_socket(paths.live, sockets)
+        if is_new:
+            unstore(live_server.NAME)
+            store(live_server.NAME, listening.fileno())
+        self._server = live_server.LiveServer(self._loop, listening, self._supervisor)
         self._watchdog_s = _watchdog_s()
         self._status = ""
 
@@ -43,6 +51,9 @@ class Program:
         }
         self._loop.catch(handlers)
         self._supervisor.start()
+        # Clients that waited for the socket are served before pipes are read, and miss nothing.
+        self._server.accept()
+        self._supervisor.watch_pipes()
         self._say("READY=1")
         if self._watchdog_s:
             self._feed_watchdog()
@@ -50,11 +61,12 @@ class Program:
         tell("STOPPING=1")
 
     def close(self) -> None:
+        self._server.close()
         self._supervisor.close()
         self._loop.close()
 
     def _feed_watchdog(self) -> None:
-        """By a deadline of the loop: it is fed only while the loop turns."""
+        """By a timer of the loop: the watchdog is fed only while the loop runs."""
         self._say("WATCHDOG=1")
         self._loop.at(self._loop.now + self._watchdog_s / 2, self._feed_watchdog)
 
@@ -67,7 +79,7 @@ class Program:
         self._say("READY=1")
 
     def _read_config(self) -> Config | None:
-        """None without a configuration: then what is there goes on as it is."""
+        """None if there is no valid configuration: then nothing is changed."""
         try:
             return read_applied(self._paths)
         except ConfigError as error:
@@ -83,11 +95,11 @@ class Program:
 
 
 def _watchdog_s() -> float:
-    """How often systemd wants to hear of us; 0 if it does not."""
+    """The period of systemd's watchdog for this process; 0 if there is none."""
     usec = os.environ.get("WATCHDOG_USEC", "")
     pid = os.environ.get("WATCHDOG_PID", "")
-    meant = not pid or pid == str(os.getpid())
-    return int(usec) / 1e6 if meant and usec.isascii() and usec.isdigit() else 0.0
+    is_mine = not pid or pid == str(os.getpid())
+    return int(usec) / 1e6 if is_mine and usec.isascii() and usec.isdigit() else 0.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,7 +1,7 @@
-"""The workers' pipes: made, opened, kept in systemd's store of file descriptors, taken back.
+"""The workers' pipes: made, opened, read, kept in systemd's store of file descriptors.
 
-A stored pipe outlives the supervisor: what workers write meanwhile waits in it, and they notice
-nothing. Who reads and what it means is decided elsewhere.
+A stored pipe outlives the supervisor: what workers write meanwhile stays in it, and they notice
+nothing. Decoding is in core/frames.
 """
 
 from __future__ import annotations
@@ -17,10 +17,19 @@ from nomarr_systemd.core.errors import NomarrError
 from nomarr_systemd.supervisor.log import WARNING, log
 
 MODE: Final = 0o620
+PIPE_BYTES: Final = 65_536  # a pipe's size: a read of all of it ends at the end of a line
+
+
+def read(fd: int) -> bytes | None:
+    """What is in a pipe, up to PIPE_BYTES; None if it is empty, b"" if it has no writer."""
+    try:
+        return os.read(fd, PIPE_BYTES)
+    except BlockingIOError:
+        return None
 
 
 def take_stored() -> dict[str, list[int]]:
-    """The file descriptors that systemd kept for us, by name."""
+    """The file descriptors that systemd kept, by name."""
     stored: dict[str, list[int]] = {}
     for fd, name in daemon.listen_fds_with_names().items():
         os.set_inheritable(fd, False)
@@ -30,11 +39,11 @@ def take_stored() -> dict[str, list[int]]:
 
 
 def tell(message: str, *fds: int) -> None:
-    """Say something to systemd. It may be away for a moment: no reason to leave."""
+    """Send a notification to systemd. If that fails, the program goes on."""
     try:
         daemon.notify(message, False, os.getpid(), list(fds))
     except OSError as error:
-        log(WARNING, "systemd could not be told", message=message, error=error)
+        log(WARNING, "a notification to systemd failed", message=message, error=error)
 
 
 def store(name: str, fd: int) -> None:
@@ -59,8 +68,8 @@ class Pipes:
             ) from error
 
     def open(self, instance: str, stored: list[int]) -> int:
-        """The reading end of an instance's FIFO: a stored one that is still in its place, or a
-        new one, stored before it is used."""
+        """The reading end of an instance's FIFO: the stored one if it is still in its place, else
+        a new one, which is stored before it is used."""
         path = os.path.join(self.directory, instance)
         good = [fd for fd in stored if _is_at(fd, path)]
         for fd in stored:
@@ -77,20 +86,20 @@ class Pipes:
         except OSError as error:
             raise NomarrError(
                 f"cannot make the pipe {path}: {error.strerror}",
-                hint=f"what is there? ls -l {self.directory}",
+                hint=f"ls -l {self.directory} shows what is there",
             ) from error
         store(instance, fd)
         return fd
 
     def tidy(self, wanted: Container[str]) -> None:
-        """Remove the pipes of instances that went while nobody was here."""
+        """Remove the pipes of instances that are no longer configured."""
         for name in os.listdir(self.directory):
             path = os.path.join(self.directory, name)
             if name not in wanted and _is_fifo(path):
                 os.unlink(path)
 
     def discard(self, instance: str, fds: list[int]) -> None:
-        """Give up an instance's pipe for good: its writers get EPIPE."""
+        """Close and remove an instance's pipe: its writers get EPIPE."""
         unstore(instance)
         for fd in fds:
             os.close(fd)
@@ -100,8 +109,8 @@ class Pipes:
 
 
 def _make(path: str) -> int:
-    """A FIFO of the right mode, opened for reading. One that is there is used again: a worker
-    may have it open. (Opened for writing too, it would never end.)"""
+    """Make a FIFO and open it for reading. An existing one is used again: a worker may have it
+    open. (If it were opened for writing, too, its end would never be seen.)"""
     try:
         os.mkfifo(path, MODE)
     except FileExistsError:
@@ -109,7 +118,7 @@ def _make(path: str) -> int:
             os.unlink(path)
             os.mkfifo(path, MODE)
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
-    os.fchmod(fd, MODE)  # whatever the umask took away
+    os.fchmod(fd, MODE)  # independent of the umask
     return fd
 
 

@@ -1,254 +1,164 @@
-"""Queues and jobs for the live socket (DESIGN §13). Workers' frames say that something changed;
-what it is, is read from the store by the settler's thread: soon while somebody looks, and slowly
-always, for what no frame told.
+"""The topics of queues and jobs on the live socket (docs/contract.md). Workers' frames tell that
+something changed. What it is, the settler's thread reads from the store: soon while there is a
+subscriber, and every 30 s always.
 """
 
 from __future__ import annotations
 
-import json
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any, Final, NamedTuple
 
 from nomarr_systemd.config.values import Config
-from nomarr_systemd.core.frames import PREFIX
-from nomarr_systemd.core.ids import parse_component
+from nomarr_systemd.core.frames import Frame
 from nomarr_systemd.core.job import Doc, key_of
 from nomarr_systemd.host.machine import host_of
 from nomarr_systemd.jobs import queue, stats
 from nomarr_systemd.jobs.claims import CLAIMS
-from nomarr_systemd.jobs.settlement import Outcome, failure_of
-from nomarr_systemd.live.protocol import Patterns
+from nomarr_systemd.jobs.settlement import failure_of
+from nomarr_systemd.live.protocol import JOBS, QUEUES, Patterns, make_event, queue_topic
 from nomarr_systemd.store.protocol import Store
-from nomarr_systemd.supervisor import live_server
-from nomarr_systemd.supervisor.job_settler import UNSEEN, Eyes, Settler, describe
-from nomarr_systemd.supervisor.log import NOTICE, WARNING, log
+from nomarr_systemd.supervisor.job_settler import JobSettler
+from nomarr_systemd.supervisor.live_connection import Subscribers
 from nomarr_systemd.supervisor.loop import Loop, Timer
-from nomarr_systemd.supervisor.workers import Registry, Worker
+from nomarr_systemd.supervisor.workers import Worker, Workers
 
-ALL: Final = "queue:status"
-JOBS: Final = "queue:jobs"
-SOON_S: Final = 0.5  # between two looks while somebody watches
+SOON_S: Final = 0.5  # between two reads while there is a subscriber
 SLOW_S: Final = 30.0
-_MAX_OUTCOMES: Final = 1000
 _MAX_NAMES: Final = 500
 _COUNTED: Final = ("pending", "running", "completed", "errors", "quarantined")
+
+States = dict[str, dict[str, Any]]
+
+
+class Question(NamedTuple):
+    """What to read."""
+
+    config: Config
+    is_slow: bool  # the figures are published in the store, too
+    wants_jobs: bool
+    frames: dict[str, Frame]  # the last one of each worker
+    names: tuple[tuple[str, str], ...]  # pool and job, as named in frames
+    known: States  # the jobs that were running at the last read
 
 
 class Look(NamedTuple):
     """What was read: each pool's queue, and the jobs that are running or have just ended."""
 
-    queues: dict[str, dict[str, Any]]
-    running: dict[str, dict[str, Any]]
+    queues: States
+    running: States
     ended: list[dict[str, Any]]
 
 
-class Wanted(NamedTuple):
-    """What a look is for."""
+class QueueTopics:
+    """Everything but ``read`` happens in the loop."""
 
-    published: bool  # figures are written down, too
-    jobs: bool
-
-
-class Queues:
-    """The supervisor's side of jobs. All but what is read happens in the loop."""
-
-    def __init__(self, loop: Loop, eyes: Eyes, registry: Registry) -> None:
-        self.settler = Settler(loop, eyes, self._take_outcome)
+    def __init__(
+        self, loop: Loop, settler: JobSettler, workers: Workers, subscribers: Subscribers
+    ) -> None:
         self._loop = loop
-        self._registry = registry
-        self._live: live_server.Live | None = None
-        self._config = Config()
-        self._outcomes: OrderedDict[str, Outcome] = OrderedDict()
-        self._settling: set[str] = set()  # invocations
-        # By invocation, of runs that are being settled: what the controller says.
-        self._causes: dict[str, tuple[str, bool]] = {}
-        self._queues: dict[str, dict[str, Any]] = {}
-        self._running: dict[str, dict[str, Any]] = {}
-        self._names: dict[tuple[str, str], None] = {}  # pool and job, as frames named them
+        self._settler = settler
+        self._workers = workers
+        self._subscribers = subscribers
+        self._config: Config | None = None
+        self._queues: States = {}
+        self._running: States = {}
+        self._names: dict[tuple[str, str], None] = {}
         self._timer: Timer | None = None
-        self._looking = self._again = False
+        self._is_reading = self._is_stale = False
 
-    def start(self, config: Config, channel: live_server.Live) -> None:
-        """With a configuration, or with another one."""
+    def configure(self, config: Config) -> None:
+        is_first = self._config is None
         self._config = config
-        self.settler.configure(config)
-        if self._live is None:
-            self._live = channel
-            self._look_slowly()
-
-    def close(self) -> None:
-        self.settler.close()
-
-    # Settlement
-
-    def settle(self, component_id: str, invocation: str, cause: str) -> None:
-        """A run has ended."""
-        self._settling.add(invocation)
-        self.settler.settle(component_id, invocation, cause)
-
-    def settle_unseen(self, component_id: str, invocation: str) -> None:
-        """A run that crashed, by the controller's word. One that is not known here was settled by
-        a supervisor before us, whose books tell what came of it, or by nobody."""
-        if invocation not in self._outcomes and invocation not in self._settling:
-            self.settle(component_id, invocation, UNSEEN)
-
-    def answer(self, invocation: str) -> dict[str, Any]:
-        """What is known of a run that has ended (see ``settler.describe``)."""
-        return dict(describe(self._outcomes.get(invocation)))
-
-    def find_job(self, invocation: str) -> str:
-        """The path of the job that a run had in hand when it ended; empty if that is not known."""
-        outcome = self._outcomes.get(invocation)
-        return outcome.settled[0].path if outcome and outcome.settled else ""
-
-    def take_cause(self, component_id: str, invocation: str, cause: str, decision: str) -> None:
-        """The controller's word for a death. One that we know nothing of is settled by it.
-
-        So is one that is to blame and looked as if it left in peace: only systemd knows with
-        which exit status.
-        """
-        is_blamed = decision.startswith(("restart", "fail"))
-        outcome = self._outcomes.get(invocation)
-        if outcome is not None and is_blamed and _is_nothing(outcome):
-            del self._outcomes[invocation]
-            self.settle(component_id, invocation, cause)
-        elif outcome is None:
-            # It may be owed by another word already: then this one is put in afterwards.
-            if len(self._causes) < _MAX_OUTCOMES:
-                self._causes[invocation] = (cause, is_blamed)
-            self.settle(component_id, invocation, cause)
-        elif outcome.settled:
-            self.settler.name_cause(outcome, cause)
-
-    def _take_outcome(self, outcome: Outcome, *, is_new: bool) -> None:
-        self._settling.discard(outcome.invocation)
-        cause, is_blamed = self._causes.pop(outcome.invocation, ("", False))
-        if is_blamed and _is_nothing(outcome):
-            self.settle(outcome.component_id, outcome.invocation, cause)
-            return
-        if cause and outcome.settled:
-            self.settler.name_cause(outcome, cause)
-        self._outcomes[outcome.invocation] = outcome
-        while len(self._outcomes) > _MAX_OUTCOMES:
-            self._outcomes.popitem(last=False)
-        if not is_new:
-            return  # nothing is told twice
-        fields = {"component": outcome.component_id, "invocation": outcome.invocation}
-        for each in outcome.settled:
-            log(NOTICE, f"its job is {each.status} now", job=each.job, path=each.path, **fields)
-        if outcome.fail_pool:
-            log(WARNING, "its pool has failed", why=outcome.fail_pool, **fields)
-        pool = parse_component(outcome.component_id).pool
-        if self._live is not None and (outcome.settled or outcome.fail_pool):
-            said = outcome.to_dict()
-            self._live.publish(live_server.make_event(_topic(pool), "settled", outcome=said))
-        self.look_soon()
-
-    # Topics
+        if is_first:
+            self._read_slowly()
 
     def take_frames(self, worker: Worker) -> None:
-        """Something may have changed in its pool's queue."""
-        if self._live is None or not self._is_watched():
+        """A worker's frames may mean that its pool's queue changed."""
+        if not self._subscribers.want_queues():
             return
-        job = worker.said().get("job")
+        job = worker.job
         if isinstance(job, str) and len(self._names) < _MAX_NAMES:
             self._names[worker.component.pool, job] = None
-        self.look_soon()
+        self.read_soon()
 
     def show(self, patterns: Patterns) -> Iterator[dict[str, Any]]:
-        """For a new subscriber: as it was at the last look; a fresh one follows."""
+        """Snapshots for a new subscriber, as of the last read; a new read follows."""
         for pool, state in self._queues.items():
-            if patterns.match(_topic(pool)):
-                yield live_server.make_event(_topic(pool), "snapshot", queue=state)
-        if patterns.match(ALL):
-            yield live_server.make_event(ALL, "snapshot", queue=_sum(self._queues))
+            if patterns.match(queue_topic(pool)):
+                yield make_event(queue_topic(pool), "snapshot", queue=state)
+        if patterns.match(QUEUES):
+            yield make_event(QUEUES, "snapshot", queue=_sum(self._queues))
         if patterns.match(JOBS):
-            yield live_server.make_event(JOBS, "snapshot", jobs=list(self._running.values()))
-        self.look_soon()
+            yield make_event(JOBS, "snapshot", jobs=list(self._running.values()))
+        self.read_soon()
 
-    def look_soon(self) -> None:
-        if self._live is None or not self._is_watched():
+    def read_soon(self) -> None:
+        if self._config is None or not self._subscribers.want_queues():
             return
-        if self._looking:
-            self._again = True
+        if self._is_reading:
+            self._is_stale = True
         elif self._timer is None:
-            self._timer = self._loop.at(self._loop.now + SOON_S, self._look)
+            self._timer = self._loop.at(self._loop.now + SOON_S, self._read)
 
-    def _look_slowly(self) -> None:
-        if not self._looking:
-            self._look(slow=True)
-        self._loop.at(self._loop.now + SLOW_S, self._look_slowly)
+    def _read_slowly(self) -> None:
+        if not self._is_reading:
+            self._read(is_slow=True)
+        self._loop.at(self._loop.now + SLOW_S, self._read_slowly)
 
-    def _look(self, *, slow: bool = False) -> None:
+    def _read(self, *, is_slow: bool = False) -> None:
+        if self._config is None:
+            return
         self._timer = None
-        self._looking, self._again = True, False
-        names, self._names = list(self._names), {}
-        lines = {each.component_id: each.line for each in self._registry.workers.values()}
-        wanted = Wanted(slow, self._live is not None and self._live.wants(JOBS))
-        self.settler.ask(partial(self._read, self._config, wanted, lines, names, self._running))
-
-    def _read(
-        self,
-        config: Config,
-        wanted: Wanted,
-        lines: dict[str, bytes],
-        names: list[tuple[str, str]],
-        known: dict[str, dict[str, Any]],
-        store: Store,
-    ) -> Callable[[], None]:
-        """In the thread."""
-        metrics = {name: _metrics(line) for name, line in lines.items()}
-        queues = {pool.name: _describe_queue(store, pool.name, metrics) for pool in config.pools}
-        if wanted.published:
-            _publish(store, metrics, queues)
-        running: dict[str, dict[str, Any]] = {}
-        ended: list[dict[str, Any]] = []
-        if wanted.jobs:
-            host = host_of(config.store.url)
-            for claim in store.find(CLAIMS, {"host": host}):
-                running[claim["job"]] = known.get(claim["job"]) or _read_job(store, claim["job"])
-            named = {key_of(pool, job) for pool, job in names}
-            for key in sorted((named | known.keys()) - running.keys()):
-                state = _read_job(store, key)
-                if state and state["status"] != "running":
-                    ended.append(state)
-        running = {key: state for key, state in running.items() if state}
-        return partial(self._take_look, Look(queues, running, ended))
+        self._is_reading, self._is_stale = True, False
+        question = Question(
+            self._config,
+            is_slow,
+            self._subscribers.want(JOBS),
+            {each.component_id: each.frame for each in self._workers if each.frame},
+            tuple(self._names),
+            self._running,
+        )
+        self._names = {}
+        self._settler.ask(partial(read, question), self._take_look)
 
     def _take_look(self, look: Look) -> None:
-        self._looking = False
-        channel = self._live
-        if channel is None:
-            return
+        self._is_reading = False
+        publish = self._subscribers.publish
         for pool, state in look.queues.items():
             if state != self._queues.get(pool):
-                channel.publish(live_server.make_event(_topic(pool), "queue_update", queue=state))
+                publish(make_event(queue_topic(pool), "queue_update", queue=state))
         if look.queues != self._queues:
-            channel.publish(live_server.make_event(ALL, "queue_update", queue=_sum(look.queues)))
+            publish(make_event(QUEUES, "queue_update", queue=_sum(look.queues)))
         for key in look.running.keys() - self._running.keys():
-            channel.publish(live_server.make_event(JOBS, "job_update", job=look.running[key]))
+            publish(make_event(JOBS, "job_update", job=look.running[key]))
         for job in look.ended:
-            channel.publish(live_server.make_event(JOBS, "job_update", job=job))
+            publish(make_event(JOBS, "job_update", job=job))
         self._queues, self._running = look.queues, look.running
-        if self._again:
-            self.look_soon()
-
-    def _is_watched(self) -> bool:
-        channel = self._live
-        return channel is not None and any(
-            each.patterns is not None and each.patterns.wants_queues for each in channel.subscribers
-        )
+        if self._is_stale:
+            self.read_soon()
 
 
-def _is_nothing(outcome: Outcome) -> bool:
-    """As if it had been no death: nothing in hand, and nothing counted."""
-    return not outcome.settled and not outcome.counted
-
-
-def _topic(pool: str) -> str:
-    return f"queue:{pool}:status"
+def read(question: Question, store: Store) -> Look:
+    """In the settler's thread."""
+    metrics = {name: _metrics(frame) for name, frame in question.frames.items()}
+    pools = [pool.name for pool in question.config.pools]
+    queues = {pool: _describe_queue(store, pool, metrics) for pool in pools}
+    if question.is_slow:
+        _publish(store, metrics, queues)
+    running: States = {}
+    ended: list[dict[str, Any]] = []
+    if question.wants_jobs:
+        host = host_of(question.config.store.url)
+        for claim in store.find(CLAIMS, {"host": host}):
+            key = claim["job"]
+            running[key] = question.known.get(key) or _read_job(store, key)
+        named = {key_of(pool, job) for pool, job in question.names}
+        for key in sorted((named | question.known.keys()) - running.keys()):
+            state = _read_job(store, key)
+            if state and state["status"] != "running":
+                ended.append(state)
+    return Look(queues, {key: state for key, state in running.items() if state}, ended)
 
 
 def _publish(
@@ -262,8 +172,9 @@ def _publish(
             stats.publish(store, f"queue:{pool}", state)
 
 
-def _metrics(line: bytes) -> dict[str, Any]:
-    metrics = json.loads(line[len(PREFIX) :]).get("metrics") if line else None
+def _metrics(frame: Frame) -> dict[str, Any]:
+    """The numbers among a frame's metrics."""
+    metrics = frame.fields.get("metrics")
     if not isinstance(metrics, dict):
         return {}
     return {
@@ -274,7 +185,7 @@ def _metrics(line: bytes) -> dict[str, Any]:
 
 
 def _describe_queue(store: Store, pool: str, metrics: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Counts, the average of the workers' averages, and how long all of them will take."""
+    """Counts, the mean of the workers' average job times, and the estimated time left."""
     counts = queue.count(store, pool)
     mine = [each for name, each in metrics.items() if name.split(":")[1] == pool and each]
     times = [each["avg_time_s"] for each in mine if each.get("avg_time_s")]
@@ -294,7 +205,7 @@ def _describe_queue(store: Store, pool: str, metrics: dict[str, dict[str, Any]])
 
 
 def _sum(queues: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """All queues as one. The longest of their ends is the end."""
+    """All queues as one; its estimated time left is the longest of theirs."""
     times = [each["avg_time"] for each in queues.values() if each["avg_time"] is not None]
     ends = [each["eta"] for each in queues.values() if each["eta"] is not None]
     return {

@@ -1,6 +1,6 @@
-"""History, written by a thread of its own: the loop hands over samples and never waits.
+"""History of workers' health, written by a thread: the loop sends samples and never waits.
 
-A store that is slow or away costs samples, nothing else. SQLite is imported with the first.
+If the store is slow or away, samples are lost and nothing else. SQLite is imported with the first.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from nomarr_systemd.core.errors import NomarrError
 from nomarr_systemd.ledger.health_history import Sample, append, prune
 from nomarr_systemd.store.open import open_work_store
 from nomarr_systemd.store.protocol import Store
-from nomarr_systemd.supervisor.log import NOTICE, WARNING, Limited, log
+from nomarr_systemd.supervisor.log import NOTICE, WARNING, RateLimit, log
 from nomarr_systemd.supervisor.workers import Worker
 
 _PRUNE_EVERY_MS: Final = 3_600_000
@@ -26,7 +26,7 @@ Batch = tuple[StoreSettings, Sequence[Sample]]
 
 
 def take_samples(workers: Iterable[Worker]) -> list[Sample]:
-    """Every worker as it is now."""
+    """The present state of every worker."""
     wall_ms = time.time_ns() // 1_000_000
     return [
         Sample(
@@ -38,38 +38,36 @@ def take_samples(workers: Iterable[Worker]) -> list[Sample]:
             worker.state.late,
             worker.drops,
             worker.disagreement,
-            worker.line,
+            worker.frame.line if worker.frame else b"",
         )
         for worker in workers
     ]
 
 
 class Snapshots:
-    """``offer`` from the loop; ``failing`` says whether the last write failed."""
+    """``offer`` from the loop; ``is_failing`` says whether the last write failed."""
 
     def __init__(self) -> None:
-        self.failing = False
-        self.lost = 0  # batches that found the writer still busy with the one before
+        self.is_failing = False  # written by the thread, read by the loop
         self._handed: SimpleQueue[Batch | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
-        # One each: a slow store is said often, and must not keep what is wrong with it unsaid.
-        self._limited = Limited(burst=3, every_s=60)
-        self._limited_slow = Limited(burst=1, every_s=60)
+        # One limit each: many lines about a slow store must not suppress those about its errors.
+        self._rate = RateLimit(burst=3, every_s=60)
+        self._rate_slow = RateLimit(burst=1, every_s=60)
 
     def offer(self, settings: StoreSettings, samples: Sequence[Sample]) -> None:
-        """Have a batch written, unless the one before still waits."""
+        """Have a batch written, unless the one before is still waiting."""
         if self._thread is None:
-            # A daemon: a store that hangs must not hold up our end.
+            # A daemon: a store that hangs must not delay the end of the program.
             self._thread = threading.Thread(target=self._run, name="history", daemon=True)
             self._thread.start()
         if self._handed.empty():
             self._handed.put((settings, samples))
         else:
-            self.lost += 1
-            self._limited_slow.log(WARNING, "the history store is slow: a snapshot is left out")
+            self._rate_slow.log(WARNING, "the history store is slow: a snapshot is left out")
 
     def close(self) -> None:
-        """Let the writer finish, but do not wait for long."""
+        """Let the thread finish, for a second at most."""
         if self._thread is not None:
             self._handed.put(None)
             self._thread.join(_LEAVE_S)
@@ -90,13 +88,13 @@ class Snapshots:
                 if now_ms - pruned_ms > _PRUNE_EVERY_MS:
                     prune(store, now_ms)
                     pruned_ms = now_ms
-                if self.failing:
+                if self.is_failing:
                     log(NOTICE, "the history store is back")
-                self.failing = False
+                self.is_failing = False
             except Exception as error:  # the thread's outermost loop; only this batch is lost
-                self.failing = True
+                self.is_failing = True
                 hint = error.hint if isinstance(error, NomarrError) else type(error).__name__
-                self._limited.log(
+                self._rate.log(
                     WARNING, "a history snapshot could not be written", error=error, hint=hint
                 )
         if store is not None:

@@ -1,7 +1,9 @@
-"""The supervisor itself: pipes and units in, health, kills, events and history out.
+"""The supervisor: pipe → decode → step → announce.
 
-Everything here happens in the loop's thread and waits for nothing. What a part does is in its own
-module; here is who tells whom.
+Inputs are callbacks of the loop (pipes, systemd's links, deadlines, reports of the settler's
+thread) and calls of the live server, which is above this module. What a transition leads to is in
+health_actions.py, the beginning and end of a run in ``_sync``. Everything here runs in the loop's
+thread and never blocks.
 """
 
 from __future__ import annotations
@@ -10,390 +12,476 @@ import contextlib
 import os
 import select
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from nomarr_systemd.config.values import Config
 from nomarr_systemd.core.death import LABELS
-from nomarr_systemd.core.frames import EVENTS
-from nomarr_systemd.core.health import EOF_GONE, REGISTERED, RESET, SET_FAILED, State, Transition
+from nomarr_systemd.core.frames import EVENTS, Frame
+from nomarr_systemd.core.health import (
+    EOF_GONE,
+    NOISE,
+    REGISTERED,
+    RESET,
+    SET_FAILED,
+    TICK,
+    Event,
+    HealthRules,
+    State,
+)
 from nomarr_systemd.core.ids import Component, find_instance, is_run, parse_component
-from nomarr_systemd.core.job import LEFT, STOPPED
+from nomarr_systemd.core.job import LEFT, STOPPED, Outcome, RunEnd
 from nomarr_systemd.host.layout import Paths
-from nomarr_systemd.supervisor import disagreement, live_server, pipes
-from nomarr_systemd.supervisor.announcer import News
-from nomarr_systemd.supervisor.job_settler import Eyes
-from nomarr_systemd.supervisor.kill import Killer, Target
-from nomarr_systemd.supervisor.log import INFO, NOTICE, WARNING, Limited, log
+from nomarr_systemd.live.protocol import make_event, queue_topic
+from nomarr_systemd.supervisor import disagreement, pipes
+from nomarr_systemd.supervisor.announcer import Announcer
+from nomarr_systemd.supervisor.health_actions import HealthActions
+from nomarr_systemd.supervisor.job_settler import JobSettler, Outcomes
+from nomarr_systemd.supervisor.kill import Killer
+from nomarr_systemd.supervisor.live_connection import Subscribers
+from nomarr_systemd.supervisor.log import NOTICE, WARNING, RateLimit, log
 from nomarr_systemd.supervisor.loop import Loop
-from nomarr_systemd.supervisor.queue_topics import Queues
-from nomarr_systemd.supervisor.reader import Reader
-from nomarr_systemd.supervisor.run_state import Memory
+from nomarr_systemd.supervisor.queue_topics import QueueTopics
+from nomarr_systemd.supervisor.run_state import RunState
 from nomarr_systemd.supervisor.snapshots import Snapshots, take_samples
-from nomarr_systemd.supervisor.unit_queries import Inquiry
-from nomarr_systemd.supervisor.workers import Crash, Registry, Run, Worker
-from nomarr_systemd.systemd.running_units import Units
+from nomarr_systemd.supervisor.unit_queries import UnitQueries
+from nomarr_systemd.supervisor.workers import Crash, Deadlines, Run, Worker, Workers
+from nomarr_systemd.systemd.running_units import RunningUnits
 
-_LARGEST_PIPE: Final = 17  # reads; a worker may have made its pipe 1 MiB large
+DEFER_S: Final = 1.0  # how long a report of deaths waits for their jobs to be settled
+_MOST_READS: Final = 17  # of one pipe at once: a worker may have made it 1 MiB large
+_STOPPING: Final = EVENTS["stopping"]
+
+
+class ReportedDeath(NamedTuple):
+    """A death as the controller reports it."""
+
+    worker: Worker
+    invocation: str
+    cause: str
+    decision: str
+    blamed: bool  # it counts as a crash
+    failed: bool  # the worker is not restarted
 
 
 class Supervisor:
-    """``start``, then the loop's ``run``, then ``close``. ``stored`` is what systemd kept.
-
-    ``settle(component_id, invocation, cause)`` is called once for every run that has ended, also
-    for those that ended while no supervisor was there. It must not block.
-    """
+    """``start``, ``watch_pipes``, then the loop's ``run``, then ``close``. ``stored`` are the
+    pipes that systemd kept, by instance. ``config`` None: there is none, keep what is there."""
 
     def __init__(
         self, paths: Paths, config: Config | None, loop: Loop, stored: dict[str, list[int]]
     ) -> None:
-        self.registry = Registry(
-            loop,
-            (config or Config()).health,
-            on_change=self._take_transitions,
-            before_tick=self._look_again,
-        )
+        self.workers = Workers()
+        self.subscribers = Subscribers()
+        self.announcer = Announcer(loop, self.workers, self.subscribers)
         self._loop = loop
-        self._reader = Reader(
-            loop, take=self._take, at_end=self._take_end, before=self._before_read
-        )
         self._config = config or Config()
-        self._configured = config is not None
-        self._since_ms = time.time_ns() // 1_000_000
-        self._inquiry = Inquiry(loop, user=paths.user)
-        self._killer = Killer(loop, self._inquiry.ask)
-        self._snapshots = Snapshots()
-        self._limited = Limited()
-        self._taking = False  # frames: subscribers see where they lead, not each step
-        self._pipes = pipes.Pipes(paths.health)
-        self._units = Units(paths.runtime, f"{paths.runtime}/nomarr/stop")
-        eyes = Eyes(self._find_invocation, self._units.was_asked_to_stop)
-        self.queues = Queues(loop, eyes, self.registry)
-        self.settle: Callable[[str, str, str], None] = self.queues.settle
-        self.find_job = self.queues.find_job
-        self.describe_settlement = self.queues.answer
-        self.show_queues = self.queues.show
-        self._memory = Memory(os.path.join(os.path.dirname(paths.live), "memory"))
+        self._is_configured = config is not None
+        self._since_ms = _now_ms()
         self._stored = stored
-        listening, renewed = live_server.open_socket(paths.live, stored.pop(live_server.NAME, []))
-        if renewed:
-            pipes.unstore(live_server.NAME)
-            pipes.store(live_server.NAME, listening.fileno())
-        self._live = live_server.Live(loop, listening, self)
-        self._news = News(
-            loop,
-            self.registry,
-            self._live,
-            is_store_away=lambda: self._snapshots.failing or self.queues.settler.failing,
+        self._rate = RateLimit()
+        self._pipes = pipes.Pipes(paths.health)
+        self._units = RunningUnits(paths.runtime)
+        self._run_state = RunState(os.path.join(os.path.dirname(paths.live), "memory"), loop)
+        queries = UnitQueries(loop, user=paths.user)
+        self._killer = Killer(loop, queries, self._run_state)
+        self._deadlines = Deadlines(loop, self._config.health, self._be_due)
+        self._actions = HealthActions(
+            self._deadlines, queries, self._killer, self._run_state, self.announcer
         )
+        self._snapshots = Snapshots()
+        self._is_job_store_away = False
+        self._settler = JobSettler(
+            loop,
+            self._units.directory,
+            on_settled=self._take_outcome,
+            on_store=self._take_store_state,
+        )
+        self.queue_topics = QueueTopics(loop, self._settler, self.workers, self.subscribers)
 
-    # Beginning, changing, ending
+    @property
+    def _rules(self) -> HealthRules:
+        return self._config.health
+
+    # Start, reload, end
 
     def start(self) -> None:
-        """Have every pipe open and stored; then the loop may run, and READY=1 be said."""
+        """Open and store every pipe."""
         stored = self._stored
         wanted = {each.instance: each for each in self._config.components()}
-        if not self._configured:
-            # Better all that was there than nothing: their workers still write.
+        if not self._is_configured:
+            # Without a configuration keep every pipe: its worker still writes.
             wanted = {name: each for name in stored if (each := find_instance(name))}
         for instance in stored.keys() - wanted.keys():
             self._pipes.discard(instance, stored[instance])
         self._pipes.tidy(wanted)
         for instance, component in wanted.items():
             self._add(component, stored.get(instance, []))
-        for component_id in set(self._memory.remembered()) - self.registry.workers.keys():
-            self._memory.forget(component_id)
+        for component_id in set(self._run_state.component_ids()) - self.workers.by_id.keys():
+            self._run_state.forget(component_id)
         self._loop.watch(self._units.fd, select.EPOLLIN, self._take_units, first=True)
         self._arm_snapshot()
-        if self._configured:  # else we do not know where the jobs are
-            self.queues.start(self._config, self._live)
-        # Who was waiting for us is served before anything is read: they shall miss nothing.
-        self._live.welcome()
-        for worker in self.registry.workers.values():
-            self._reader.watch(worker)
+        if self._is_configured:  # else it is not known where the jobs are
+            self._settler.configure(self._config)
+            self.queue_topics.configure(self._config)
+
+    def watch_pipes(self) -> None:
+        """Begin to read. Subscribers that waited for the supervisor are served before this."""
+        for worker in self.workers:
+            self._watch(worker)
 
     def reload(self, config: Config) -> None:
-        """Change to another configuration: pipes come and go, all others stay as they are."""
+        """Change the configuration: pipes are added and removed, all others stay as they are."""
         self._config = config
-        self._configured = True
-        self.registry.rules = config.health
-        self.queues.start(config, self._live)
+        self._is_configured = True
+        self._deadlines.rules = config.health
+        self._settler.configure(config)
+        self.queue_topics.configure(config)
         wanted = {each.component_id: each for each in config.components()}
-        for worker in list(self.registry.workers.values()):
+        for worker in list(self.workers):
             if worker.component_id not in wanted:
                 self._remove(worker)
         for component_id, component in wanted.items():
-            if component_id not in self.registry.workers:
+            if component_id not in self.workers.by_id:
                 worker = self._add(component, [])
-                self._reader.watch(worker)
-                self._news.tell_worker(worker)
-        for worker in self.registry.workers.values():
-            self.registry.arm(worker)
-        self._news.tell_system_soon()
+                self._watch(worker)
+                self.announcer.tell_worker(worker)
+        for worker in self.workers:
+            self._deadlines.arm(worker)
+        self.announcer.tell_system_soon()
 
     def close(self) -> None:
-        """Leave everything to the supervisor after us: pipes, socket and memory stay."""
-        self._live.close()
-        self.queues.close()
+        """Pipes and run state stay for the next supervisor."""
+        self._settler.close()
         self._snapshots.close()
         self._units.close()
-        self._memory.close()
+        self._run_state.close()
 
     def _add(self, component: Component, stored: list[int]) -> Worker:
-        worker = self.registry.add(component, self._pipes.open(component.instance, stored))
+        worker = self.workers.add(component, self._pipes.open(component.instance, stored))
         self._recall(worker)
         self._sync(worker)
         return worker
 
     def _remove(self, worker: Worker) -> None:
-        self.registry.remove(worker)
-        self._pipes.discard(worker.component.instance, [self._reader.forget(worker)])
-        self._memory.forget(worker.component_id)
+        self.workers.remove(worker)
+        fd, worker.fd = worker.fd, -1
+        self._loop.forget(fd)
+        self._pipes.discard(worker.component.instance, [fd])
+        self._run_state.forget(worker.component_id)
 
     def _recall(self, worker: Worker) -> None:
-        """Go on where the supervisor before us was killed."""
-        kept = self._memory.recall(worker.component_id)
+        """Restore what the supervisor before this one kept."""
+        kept = self._run_state.recall(worker.component_id)
         with contextlib.suppress(TypeError, KeyError):
-            worker.ended = Run(*kept["ended"]) if kept.get("ended") else None
+            worker.ended = Run(*kept["ended"][:3]) if kept.get("ended") else None
             worker.crash = Crash(*kept["crash"]) if kept.get("crash") else None
         if kept.get("failed"):
-            self.registry.step(worker, SET_FAILED)
-        invocation, label = kept.get("invocation"), kept.get("label")
+            self._step(worker, SET_FAILED)
+        invocation, wanted, label = (kept.get(name) for name in ("invocation", "wanted", "label"))
         if isinstance(invocation, str) and invocation:
-            # As if its run had been seen to start: if it is over by now, its end will be seen.
-            worker.invocation = invocation
-            self.registry.step(worker, REGISTERED)
+            # As if its start had been seen. If it has ended since, _sync finds that.
+            worker.begin(invocation, wanted if isinstance(wanted, str) else "")
+            self._step(worker, REGISTERED)
             if isinstance(label, str) and label in LABELS and worker.state.status != "failed":
                 worker.label = label
                 worker.state = State(worker.component_id, "dead", cause=label)
-                self._condemn(worker)
+                self._killer.kill(worker, label)
 
-    def _keep(self, worker: Worker) -> None:
-        self._memory.keep(
-            worker.component_id,
-            {
-                "invocation": worker.invocation,
-                "label": worker.label,
-                "failed": worker.state.status == "failed",
-                "ended": worker.ended,
-                "crash": worker.crash,
-            },
+    # Pipes
+
+    def _watch(self, worker: Worker) -> None:
+        # Level-triggered epoll would spin on a pipe without a writer.
+        mask = select.EPOLLIN | select.EPOLLET
+        self._loop.watch(worker.fd, mask, partial(self._be_readable, worker))
+
+    def _be_readable(self, worker: Worker, events: int) -> None:
+        if events & select.EPOLLHUP:
+            worker.is_hung_up = True
+        if not worker.is_queued:
+            self._read(worker)
+
+    def _read(self, worker: Worker) -> None:
+        """One read; if there may be more, another after other workers had theirs."""
+        worker.is_queued = False
+        if worker.fd < 0:
+            return
+        if worker.state.status in ("unregistered", "dead"):
+            self._sync(worker)  # the frames may be those of a new run
+        chunk = pipes.read(worker.fd)
+        if not chunk:
+            worker.is_hung_up = False
+            if chunk is not None:  # no writer is left: the link tells if the run has ended
+                worker.decoder.finish()
+                self._sync(worker)
+            return
+        self._take(worker, chunk)
+        # More than was read is reported again by epoll; an end that was reported is not.
+        if len(chunk) == pipes.PIPE_BYTES or worker.is_hung_up:
+            self._read_later(worker)
+
+    def _read_later(self, worker: Worker) -> None:
+        if not worker.is_queued:
+            worker.is_queued = True
+            self._loop.soon(partial(self._read, worker))
+
+    def _take(self, worker: Worker, chunk: bytes) -> None:
+        """Decode, step, announce."""
+        frames, transitions = worker.feed(chunk, self._loop.now, self._rules)
+        if worker.decoder.drops:
+            self._log_drops(worker)
+        self._actions.follow(worker, transitions)
+        if frames:
+            self._announce_frames(worker, frames)
+        elif transitions:
+            self.announcer.tell_worker(worker)
+
+    def _announce_frames(self, worker: Worker, frames: list[Frame]) -> None:
+        is_stalled = worker.frame and disagreement.is_stalled(
+            worker.frame, self._rules.stall_timeout_s
         )
+        worker.disagreement = disagreement.HUNG if is_stalled else ""
+        self.announcer.tell_frames(worker, frames)
+        self.queue_topics.take_frames(worker)
 
-    # Units: runs begin and end
+    def _drain(self, worker: Worker) -> list[Frame]:
+        """Decode what is in the pipe now."""
+        frames: list[Frame] = []
+        for _ in range(_MOST_READS):
+            chunk = pipes.read(worker.fd)
+            if not chunk:
+                return frames
+            frames += worker.decode(chunk)
+        self._read_later(worker)
+        return frames
+
+    def _log_drops(self, worker: Worker) -> bool:
+        """False if no line was dropped since the last call."""
+        drops = sum(worker.decoder.drops.values())
+        if drops == worker.drops:
+            return False
+        self._rate.log(
+            WARNING,
+            "lines on the pipe that are not frames",
+            component=worker.component_id,
+            new=drops - worker.drops,
+            all=",".join(f"{kind}:{number}" for kind, number in worker.decoder.drops.items()),
+        )
+        worker.drops = drops
+        return True
+
+    # Runs
 
     def _take_units(self, _events: int) -> None:
         changed = self._units.changed()
         if changed is None:
-            for worker in tuple(self.registry.workers.values()):
+            for worker in tuple(self.workers):
                 self._sync(worker)
             return
-        for unit in changed:
-            found = self.registry.by_unit.get(unit)
+        for name in changed:
+            component = find_instance(name)
+            found = self.workers.by_id.get(component.component_id) if component else None
             if found:
                 self._sync(found)
 
     def _sync(self, worker: Worker) -> None:
-        """See which run of the worker systemd shows."""
-        current = self._units.read(worker.component.unit)
+        """Compare the run that systemd shows with the one that is known."""
+        current = self._units.read(worker.component)
         if current == worker.invocation:
+            self._check_wanted(worker)
             return
-        if worker.invocation:
+        frames = self._drain(worker)
+        worker.decoder.finish()
+        is_noisy = self._log_drops(worker)
+        has_ended = bool(worker.invocation)
+        old, new = _split(frames, current, has_ended=has_ended)
+        if has_ended:
+            self._actions.follow(worker, worker.take(old, self._loop.now, self._rules))
             self._end_run(worker)
-        worker.invocation = current
-        worker.label = worker.disagreement = ""
-        worker.line = b""
-        worker.frames = 0
+        worker.begin(current, self._units.read_wanted(worker.component) if current else "")
         if current:
-            self.registry.step(worker, REGISTERED)
-            rules = self.registry.rules
-            patience_s = rules.staleness_interval_s * rules.max_misses
-            look = partial(self._look_for_frames, worker, current)
-            self._loop.at(self._loop.now + patience_s, look)
-        self._keep(worker)
-        self._news.tell_worker(worker)
+            self._step(worker, REGISTERED)
+            if is_noisy and not has_ended:
+                self._step(worker, NOISE)
+            self._actions.follow(worker, worker.take(new, self._loop.now, self._rules))
+            patience_s = self._rules.staleness_interval_s * self._rules.max_misses
+            check = partial(self._actions.check_for_frames, worker, current)
+            self._loop.at(self._loop.now + patience_s, check)
+        self._run_state.keep(worker)
+        if frames:
+            self._announce_frames(worker, frames)
+        else:
+            self.announcer.tell_worker(worker)
 
-    def _find_invocation(self, component_id: str) -> str:
-        """Also from another thread: a look at systemd's files, nothing else."""
-        return self._units.read(parse_component(component_id).unit)
+    def _check_wanted(self, worker: Worker) -> None:
+        """Note a stop that was requested. The wanted unit may start just after the worker."""
+        if not worker.invocation or worker.state.stopping:
+            return
+        if not worker.wanted:
+            worker.wanted = self._units.read_wanted(worker.component)
+            if worker.wanted:
+                self._run_state.keep(worker)
+        elif self._is_stop_requested(worker):
+            self._step(worker, _STOPPING)
+            self.announcer.tell_worker(worker)
+
+    def _is_stop_requested(self, worker: Worker) -> bool:
+        """Whether the wanted unit of this run has ended or was started again."""
+        wanted = worker.wanted
+        return bool(wanted) and self._units.read_wanted(worker.component) != wanted
 
     def _end_run(self, worker: Worker) -> None:
-        """systemd has let go of the run. What it left in the pipe is still its own."""
+        """The run has ended. Its jobs are settled now if it was asked to stop or sent a stopping
+        frame; else when the controller reports the death."""
         invocation = worker.invocation
-        self._reader.drain(worker, _LARGEST_PIPE)
-        worker.decoder.finish()
-        self._killer.pardon(invocation)
-        if worker.state.status != "dead" and self._units.was_asked_to_stop(invocation):
-            self.registry.step(worker, EVENTS["stopping"])
-        self.registry.step(worker, EOF_GONE)
-        peaceful = STOPPED if self._units.was_asked_to_stop(invocation) else LEFT
-        cause = worker.state.cause if worker.state.status == "dead" else peaceful
-        worker.ended = Run(invocation, worker.label, worker.said().get("job"), cause)
-        self.settle(worker.component_id, invocation, cause)
+        self._killer.forget(invocation)
+        is_requested = self._is_stop_requested(worker)
+        if is_requested:
+            self._step(worker, _STOPPING)
+        is_farewell = worker.state.stopping
+        self._step(worker, EOF_GONE)
+        worker.ended = Run(invocation, worker.label, worker.job)
+        if is_requested or is_farewell:
+            cause = STOPPED if is_requested else LEFT
+            end = RunEnd(worker.component_id, invocation, cause, _now_ms(), counted=False)
+            self._settler.settle(end)
 
-    # Pipes: frames come
+    # Health
 
-    def _before_read(self, worker: Worker) -> None:
-        if worker.state.status in ("unregistered", "dead"):
-            self._sync(worker)  # is it a new run that speaks?
+    def _step(self, worker: Worker, event: Event) -> None:
+        self._actions.follow(worker, worker.step(event, self._loop.now, self._rules))
 
-    def _take_end(self, worker: Worker) -> None:
-        """Gone, or only silent? The link tells, now or, through inotify, in a moment."""
-        worker.decoder.finish()
-        self._sync(worker)
+    def _be_due(self, worker: Worker) -> None:
+        """A deadline: read what is in the pipe and check for a stop before the tick."""
+        for _ in range(2):
+            if not (chunk := pipes.read(worker.fd)):
+                break
+            self._take(worker, chunk)
+        else:
+            self._read_later(worker)
+        self._check_wanted(worker)
+        self._step(worker, TICK)
+        self.announcer.tell_worker(worker)
 
-    def _take(self, worker: Worker, chunk: bytes) -> None:
-        self._taking = True
-        frames = self.registry.feed(worker, chunk)
-        self._taking = False
-        if worker.decoder.drops:
-            self._count_drops(worker)
-        if frames:
-            rules = self.registry.rules
-            if disagreement.stands_still(worker.line, rules.stall_timeout_s):
-                age = worker.said().get("progress_age_s") or 0
-                worker.disagreement = disagreement.HUNG if age > rules.stall_timeout_s else ""
-            else:
-                worker.disagreement = ""
-            self._news.tell_frames(worker, frames)
-            self.queues.take_frames(worker)
+    # Jobs
 
-    def _count_drops(self, worker: Worker) -> None:
-        drops = sum(worker.decoder.drops.values())
-        if drops != worker.drops:
-            self._limited.log(
-                WARNING,
-                "lines on the pipe that are no frames",
-                component=worker.component_id,
-                new=drops - worker.drops,
-                all=",".join(f"{kind}:{number}" for kind, number in worker.decoder.drops.items()),
-            )
-            worker.drops = drops
+    def _take_outcome(self, outcome: Outcome) -> None:
+        fields = {"component": outcome.component_id, "invocation": outcome.invocation}
+        for each in outcome.settled:
+            log(NOTICE, f"its job is {each.status}", job=each.job, path=each.path, **fields)
+        if outcome.fail_pool:
+            log(WARNING, "its pool has failed", reason=outcome.fail_pool, **fields)
+        if outcome.settled or outcome.fail_pool:
+            topic = queue_topic(parse_component(outcome.component_id).pool)
+            self.subscribers.publish(make_event(topic, "settled", outcome=outcome.to_dict()))
+        self.queue_topics.read_soon()
 
-    # Health: what follows from a change
+    def _take_store_state(self, is_away: bool) -> None:
+        self._is_job_store_away = is_away
+        self._assess_store()
 
-    def _look_again(self, worker: Worker) -> None:
-        """Before time is held against a worker: what is unread, and whether it is to stop."""
-        self._reader.drain(worker, 2)
-        if worker.invocation and self._units.was_asked_to_stop(worker.invocation):
-            self.registry.step(worker, EVENTS["stopping"])
+    def _assess_store(self) -> None:
+        self.announcer.is_store_away = self._is_job_store_away or self._snapshots.is_failing
+        self.announcer.tell_system_soon()
 
-    def _take_transitions(self, worker: Worker, transitions: tuple[Transition, ...]) -> None:
-        for _, old, new, context in transitions:
-            fields = {"component": worker.component_id, "was": old}
-            if new == "dead":
-                log(NOTICE, "is dead", cause=context, **fields)
-                self._take_death(worker, context)
-                continue
-            # A worker can say unhealthy and healthy in turn as fast as it can write.
-            self._limited.log(INFO if new != "failed" else NOTICE, f"is {new}", **fields)
-            if new == "unhealthy" and worker.state.misses:
-                self._inquiry.ask(
-                    worker.component.unit, partial(self._compare, worker, worker.invocation)
-                )
-        if not self._taking:
-            self._news.tell_worker(worker)
+    # For the live server
 
-    def _take_death(self, worker: Worker, cause: str) -> None:
-        text = LABELS[cause].line if cause in LABELS else "ended without a word: its pipe closed"
-        wall_ms = time.time_ns() // 1_000_000
-        worker.crash = Crash(wall_ms, text, worker.invocation)
-        self._keep(worker)
-        self._news.tell_crash(worker, cause)
-        if cause in LABELS:
-            self._condemn(worker)
+    def take_deaths(
+        self, deaths: Iterable[ReportedDeath], reply: Callable[[Outcomes], None]
+    ) -> None:
+        """Record deaths as the controller reports them, and settle the jobs of their runs.
 
-    def _condemn(self, worker: Worker) -> None:
-        """It shall end, so that systemd tells the controller: one path, one policy."""
-        invocation = worker.invocation
-        cause = worker.state.cause
+        ``reply`` is called with the outcomes, by invocation; None for those that were not settled
+        within DEFER_S, or still run.
+        """
+        ends = []
+        still_running: Outcomes = {}
+        for worker, invocation, cause, decision, blamed, failed in deaths:
+            self._sync(worker)  # its end may not have been read yet
+            known = worker.crash
+            if not known or (known.invocation, known.decision) != (invocation, decision):
+                worker.crash = Crash(_now_ms(), cause, invocation, decision)
+                self.announcer.tell_crash(worker, cause)
+            if failed:
+                self._step(worker, SET_FAILED)
+            self._run_state.keep(worker)
+            self.announcer.tell_worker(worker)
+            if invocation == worker.invocation:
+                still_running[invocation] = None
+            elif is_run(invocation):
+                end = RunEnd(worker.component_id, invocation, cause, _now_ms(), counted=blamed)
+                ends.append(end)
 
-        def label() -> None:
-            # Before the signal: the controller may ask before we come to our next turn.
-            worker.label = cause
-            self._keep(worker)
+        def answer(found: Outcomes) -> None:
+            reply(found | still_running)
 
-        answer = partial(self._compare, worker, invocation)
-        unit = worker.component.unit
-        self._killer.condemn(Target(unit, invocation, worker.component_id, label, answer))
+        self._settler.settle_and_wait(ends, DEFER_S, answer)
 
-    def _look_for_frames(self, worker: Worker, invocation: str) -> None:
-        """A run that has not said a word by now: what does systemd say of it?"""
-        if worker.invocation == invocation and not worker.frames:
-            self._inquiry.ask(worker.component.unit, partial(self._compare, worker, invocation))
+    def set_failed(self, worker: Worker) -> None:
+        self._step(worker, SET_FAILED)
+        self._run_state.keep(worker)
+        self.announcer.tell_worker(worker)
 
-    def _compare(self, worker: Worker, invocation: str, facts: disagreement.Facts | None) -> None:
-        if facts is None or worker.invocation != invocation:
-            return
-        silent = worker.state.misses or not worker.frames or worker.state.status == "dead"
-        if silent and worker.disagreement != disagreement.HUNG:
-            name = disagreement.compare(
-                facts,
-                worker.state,
-                frames=worker.frames,
-                invocation=invocation,
-                staleness_s=self.registry.rules.staleness_interval_s,
-            )
-            if name and name != worker.disagreement:
-                log(NOTICE, f"systemd and the pipe disagree: {name}", component=worker.component_id)
-            worker.disagreement = name
-            self._news.tell_worker(worker)
-
-    # What others tell and are told
-
-    def take_crash(self, worker: Worker, invocation: str, cause: str, decision: str) -> str:
-        """The controller's word on a death; the answer is our label for it."""
-        worker.crash = Crash(time.time_ns() // 1_000_000, cause, invocation, decision)
-        self._keep(worker)
-        self._news.tell_crash(worker, cause)
-        self._news.tell_worker(worker)
-        self._sync(worker)  # its end may be in systemd's files and not yet in our ears
-        if invocation and invocation == worker.invocation:
-            return worker.label
-        if is_run(invocation):
-            self.queues.take_cause(worker.component_id, invocation, cause, decision)
-        ended = worker.ended
-        return ended.label if ended and ended.invocation == invocation else ""
-
-    def settle_crash(self, worker: Worker, invocation: str) -> None:
-        """By the controller's word: a run of an earlier supervisor's time, it may be."""
-        self._sync(worker)
-        if is_run(invocation) and invocation != worker.invocation:
-            self.queues.settle_unseen(worker.component_id, invocation)
-
-    def take_failed(self, worker: Worker) -> None:
-        self.registry.step(worker, SET_FAILED)
-        self._keep(worker)
-
-    def take_reset(self, worker: Worker) -> None:
-        self.registry.step(worker, RESET)
+    def reset(self, worker: Worker) -> None:
+        self._step(worker, RESET)
         if worker.invocation and worker.state.status == "unregistered":
-            self.registry.step(worker, REGISTERED)  # it runs already
-        self._keep(worker)
+            self._step(worker, REGISTERED)  # it runs already
+        self._run_state.keep(worker)
+        self.announcer.tell_worker(worker)
+
+    def find_run(self, worker: Worker, invocation: str) -> Run | None:
+        """The present run of a worker or the last one that ended, if it is this one."""
+        if invocation and invocation == worker.invocation:
+            return Run(invocation, worker.label, worker.job)
+        ended = worker.ended
+        return ended if ended and invocation == ended.invocation else None
+
+    def find_job(self, invocation: str) -> str:
+        return self._settler.find_job(invocation)
 
     def describe_self(self) -> dict[str, Any]:
         return {"pid": os.getpid(), "since_wall_ms": self._since_ms}
 
-    def describe_system(self) -> dict[str, Any]:
-        return self._news.describe_system()
-
     def summarize(self) -> str:
         """One line for ``systemctl status``."""
         counts: dict[str, int] = {}
-        for worker in self.registry.workers.values():
+        for worker in self.workers:
             counts[worker.status] = counts.get(worker.status, 0) + 1
         parts = ", ".join(f"{counts[word]} {word}" for word in sorted(counts))
-        return f"{len(self.registry.workers)} workers" + (f": {parts}" if parts else "")
+        return f"{len(self.workers)} workers" + (f": {parts}" if parts else "")
 
     # History
 
     def _arm_snapshot(self) -> None:
-        self._loop.at(self._loop.now + self.registry.rules.snapshot_interval_s, self._snapshot)
+        self._loop.at(self._loop.now + self._rules.snapshot_interval_s, self._snapshot)
 
     def _snapshot(self) -> None:
-        samples = take_samples(self.registry.workers.values())
+        samples = take_samples(self.workers)
         if samples:
             self._snapshots.offer(self._config.store, samples)
-        self._news.tell_system_soon()  # the store may be away, or back
+        self._assess_store()
         self._arm_snapshot()
+
+
+def _split(
+    frames: Iterable[Frame], current: str, *, has_ended: bool
+) -> tuple[list[Frame], list[Frame]]:
+    """Frames of runs before the present one, and its own.
+
+    One that names no run belongs to the run that has ended, if one has; else to the present one,
+    except a farewell: that is of a run in between.
+    """
+    old: list[Frame] = []
+    new: list[Frame] = []
+    for frame in frames:
+        if frame.invocation:
+            is_new = frame.invocation == current
+        else:
+            is_new = bool(current) and not has_ended and frame.event is not _STOPPING
+        (new if is_new else old).append(frame)
+    return old, new
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,5 +1,5 @@
-"""Asking systemd about units without waiting for the answer: a thread asks all questions that
-have gathered at once, and leaves when there are none.
+"""Questions to systemd about units, without waiting for the answer: a thread asks all questions
+that were collected, and ends when there are none.
 """
 
 from __future__ import annotations
@@ -7,53 +7,61 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 
 from nomarr_systemd.supervisor.disagreement import PROPERTIES, Facts, read_facts
 from nomarr_systemd.supervisor.loop import Loop
 
 Answer = Callable[[Facts | None], None]  # None: systemd did not answer
+Shown = dict[str, dict[str, str]]  # properties by unit
 
 
-class Inquiry:
-    """``ask`` calls back in the loop."""
+class UnitQueries:
+    """``ask`` from the loop; the answer comes in the loop. ``error`` says why the last questions
+    were not answered; empty if they were."""
 
     def __init__(self, loop: Loop, *, user: bool) -> None:
+        self.error = ""
         self._loop = loop
         self._user = user
         self._waiting: list[tuple[str, Answer]] = []
         self._busy = False
-        self.error = ""
 
     def ask(self, unit: str, answer: Answer) -> None:
         self._waiting.append((unit, answer))
         if not self._busy:
             self._busy = True
-            # Those who ask in the same turn are asked about together.
+            # All questions of one turn of the loop are asked together.
             self._loop.soon(self._start)
 
     def _start(self) -> None:
         questions, self._waiting = self._waiting, []
-        threading.Thread(target=self._run, args=(questions,), daemon=True).start()
-
-    def _run(self, questions: list[tuple[str, Answer]]) -> None:
-        from nomarr_systemd.systemd.manager import Manager, ManagerError  # dear, and seldom needed
-
         units = sorted({unit for unit, _ in questions})
-        shown: dict[str, dict[str, str]] = {}
-        try:
-            with closing(Manager(user=self._user)) as manager:
-                shown = manager.show(units, PROPERTIES)
-            self.error = ""
-        except (ManagerError, ValueError) as error:
-            self.error = str(error)
-        self._loop.post(lambda: self._deliver(questions, shown))
+        deliver = partial(self._deliver, questions)
+        run = partial(_show, self._loop, units, deliver, user=self._user)
+        threading.Thread(target=run, daemon=True).start()
 
-    def _deliver(
-        self, questions: list[tuple[str, Answer]], shown: dict[str, dict[str, str]]
-    ) -> None:
+    def _deliver(self, questions: list[tuple[str, Answer]], shown: Shown, error: str) -> None:
         self._busy = False
+        self.error = error
         for unit, answer in questions:
             answer(read_facts(shown[unit]) if unit in shown else None)
         if self._waiting and not self._busy:
             self._busy = True
             self._loop.soon(self._start)
+
+
+def _show(
+    loop: Loop, units: list[str], deliver: Callable[[Shown, str], None], *, user: bool
+) -> None:
+    """In the thread."""
+    from nomarr_systemd.systemd.manager import Manager, ManagerError  # large, and seldom needed
+
+    shown: Shown = {}
+    error = ""
+    try:
+        with closing(Manager(user=user)) as manager:
+            shown = manager.show(units, PROPERTIES)
+    except (ManagerError, ValueError) as problem:
+        error = str(problem) or type(problem).__name__
+    loop.post(partial(deliver, shown, error))

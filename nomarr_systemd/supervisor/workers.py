@@ -1,19 +1,18 @@
 """Every configured worker as the supervisor sees it: its pipe's decoder, its health, its last
-frames. Frames and events go in, transitions come out; there is one armed deadline per worker.
+frames. ``feed`` and ``step`` return frames and transitions; what follows from them is decided in
+supervisor.py.
 """
 
 from __future__ import annotations
 
-import functools
-import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import count
 from typing import Any, Final, NamedTuple
 
-from nomarr_systemd.core.frames import PREFIX, Decoder, Frame
+from nomarr_systemd.core.frames import Decoder, Frame
 from nomarr_systemd.core.health import (
     NOISE,
-    TICK,
     Event,
     HealthRules,
     State,
@@ -22,33 +21,24 @@ from nomarr_systemd.core.health import (
     step,
 )
 from nomarr_systemd.core.ids import Component
-from nomarr_systemd.supervisor.frame_ring import BlackBox
+from nomarr_systemd.live.protocol import PUBLIC_STATUS
+from nomarr_systemd.supervisor.frame_ring import FrameRing
 from nomarr_systemd.supervisor.loop import Loop
 
-WORDS: Final = {
-    "unregistered": "stopped",
-    "pending": "starting",
-    "healthy": "healthy",
-    "unhealthy": "unhealthy",
-    "recovering": "recovering",
-    "dead": "crashed",
-    "failed": "failed",
-}
-_GRAIN_S: Final = 0.25  # deadlines are kept to the next multiple of this, or of less
+_GRAIN_S: Final = 0.25  # deadlines are rounded up to a multiple of this, or of less
 _RUNNING: Final = ("pending", "healthy", "unhealthy", "recovering")
 
 
 class Run(NamedTuple):
-    """A run that has ended: what the controller may still ask about it."""
+    """A run that has ended."""
 
     invocation: str
-    label: str  # the supervisor's word, if it ended the run itself
-    job: str | int | None  # the job in hand
-    cause: str
+    label: str  # why the supervisor ended it; empty if it did not
+    job: str | int | None  # the job of its last frame
 
 
 class Crash(NamedTuple):
-    """The last death that is known of."""
+    """The last known death of a worker."""
 
     wall_ms: int
     error: str
@@ -60,30 +50,31 @@ class Worker:
     """One worker. ``fd`` is its pipe, ``invocation`` the run that systemd shows, if any."""
 
     __slots__ = (
-        "armed", "box", "component", "component_id", "crash", "decoder", "disagreement",
-        "drops", "ended", "fd", "frames", "hung_up", "invocation", "label", "line", "order",
-        "queued", "shown", "state",
+        "armed", "component", "component_id", "crash", "decoder", "disagreement", "drops", "ended",
+        "fd", "frame", "frames", "invocation", "is_hung_up", "is_queued", "label", "order", "ring",
+        "shown", "state", "wanted",
     )  # fmt: skip
 
     def __init__(self, component: Component, fd: int, order: int) -> None:
         self.component = component
         self.component_id = component.component_id
         self.fd = fd
-        self.order = order  # never given twice: who subscribes is shown workers in this order
+        self.order = order  # unique for ever: subscribers are shown workers in this order
         self.decoder = Decoder(self.component_id)
         self.state = State(self.component_id)
-        self.box = BlackBox()
-        self.line = b""  # the last frame of this run
-        self.frames = 0  # in this run
-        self.drops = 0
+        self.ring = FrameRing()
         self.invocation = ""
-        self.label = ""  # why the supervisor ends this run, once it does
+        self.wanted = ""  # the invocation of the wanted unit in this run; empty: not known
+        self.frame: Frame | None = None  # the last one of this run
+        self.frames = 0  # in this run
+        self.label = ""  # why the supervisor ended this run; empty if it did not
+        self.disagreement = ""
+        self.drops = 0  # dropped lines that were logged
         self.ended: Run | None = None
         self.crash: Crash | None = None
-        self.disagreement = ""
-        self.armed: float | None = None
-        self.queued = False  # a read is due after the others had theirs
-        self.hung_up = False
+        self.armed: float | None = None  # the deadline that a timer is set for
+        self.is_queued = False  # a read of the pipe is due after other workers had theirs
+        self.is_hung_up = False
         self.shown: tuple[Any, ...] | None = None  # what subscribers saw last
 
     @property
@@ -91,16 +82,65 @@ class Worker:
         """The public word for its health."""
         if self.state.stopping and self.state.status in _RUNNING:
             return "stopping"
-        return WORDS[self.state.status]
+        return PUBLIC_STATUS[self.state.status]
 
-    def said(self) -> dict[str, Any]:
-        """The fields of its last frame in this run."""
-        fields: dict[str, Any] = json.loads(self.line[len(PREFIX) :]) if self.line else {}
-        return fields
+    @property
+    def job(self) -> str | int | None:
+        """The job of the last frame of this run."""
+        return self.frame.fields.get("job") if self.frame else None
+
+    def begin(self, invocation: str, wanted: str) -> None:
+        """Forget what belongs to the run before; an empty invocation means that none runs."""
+        self.invocation = invocation
+        self.wanted = wanted
+        self.label = self.disagreement = ""
+        self.frame = None
+        self.frames = 0
+
+    def feed(
+        self, chunk: bytes, now: float, rules: HealthRules
+    ) -> tuple[list[Frame], list[Transition]]:
+        """Decode bytes of the pipe and step the health machine; never raises."""
+        frames = self.decode(chunk)
+        if frames:
+            return frames, self.take(frames, now, rules)
+        if sum(self.decoder.drops.values()) != self.drops:
+            return frames, self.step(NOISE, now, rules)
+        return frames, []
+
+    def decode(self, chunk: bytes) -> list[Frame]:
+        frames = self.decoder.feed(chunk)
+        if frames:
+            self.ring.add([frame.line for frame in frames])
+        return frames
+
+    def take(self, frames: Iterable[Frame], now: float, rules: HealthRules) -> list[Transition]:
+        """Step the health machine by frames. One that names another run than the present is late:
+        it is counted and does not step the machine."""
+        transitions: list[Transition] = []
+        last: Event | None = None
+        late = 0
+        for frame in frames:
+            if frame.invocation and frame.invocation != self.invocation:
+                late += 1
+                continue
+            self.frame = frame
+            self.frames += 1
+            # The same event again at the same time changes nothing, but the dead count each one.
+            if frame.event is not last or self.state.status == "dead":
+                transitions += self.step(frame.event, now, rules)
+                last = frame.event
+        if late:
+            self.state = self.state._replace(late=self.state.late + late)
+        return transitions
+
+    def step(self, event: Event, now: float, rules: HealthRules) -> list[Transition]:
+        self.state, transitions = step(self.state, event, now, rules)
+        return list(transitions)
 
     def describe(self) -> dict[str, Any]:
-        """What everyone may know (DESIGN §13)."""
-        said = self.said()
+        """The worker's state in the form of the live socket (docs/contract.md)."""
+        said = self.frame.fields if self.frame else {}
         crash = self.crash
         return {
             "component": self.component_id,
@@ -128,94 +168,57 @@ class Worker:
         }
 
 
-class Registry:
-    """The workers by component id, in the order of their coming.
+class Workers:
+    """The workers by component id, in the order in which they were added."""
 
-    ``on_change`` hears of transitions; ``before_tick`` is asked before time is held against a
-    worker, to read what may still lie in its pipe.
-    """
-
-    def __init__(
-        self,
-        loop: Loop,
-        rules: HealthRules,
-        *,
-        on_change: Callable[[Worker, tuple[Transition, ...]], None],
-        before_tick: Callable[[Worker], None],
-    ) -> None:
-        self.rules = rules
-        self.workers: dict[str, Worker] = {}
-        self.by_unit: dict[str, Worker] = {}
-        self._loop = loop
-        self._on_change = on_change
-        self._before_tick = before_tick
+    def __init__(self) -> None:
+        self.by_id: dict[str, Worker] = {}
         self._orders = count()
+
+    def __iter__(self) -> Iterator[Worker]:
+        return iter(self.by_id.values())
+
+    def __len__(self) -> int:
+        return len(self.by_id)
 
     def add(self, component: Component, fd: int) -> Worker:
         worker = Worker(component, fd, next(self._orders))
-        self.workers[worker.component_id] = worker
-        self.by_unit[component.unit] = worker
+        self.by_id[worker.component_id] = worker
         return worker
 
     def remove(self, worker: Worker) -> None:
-        del self.workers[worker.component_id]
-        del self.by_unit[worker.component.unit]
+        del self.by_id[worker.component_id]
         worker.armed = None
 
-    def has(self, worker: Worker) -> bool:
-        """False for one that was removed, even if another has its name now."""
-        return self.workers.get(worker.component_id) is worker
 
-    def running(self) -> dict[str, str]:
-        """The invocations that run now, by component id."""
-        return {
-            each.component_id: each.invocation for each in self.workers.values() if each.invocation
-        }
+class Deadlines:
+    """One timer per worker for the next deadline of its health.
 
-    def feed(self, worker: Worker, chunk: bytes) -> list[Frame]:
-        """Take bytes of a worker's pipe; never raises, whatever they are."""
-        frames = worker.decoder.feed(chunk)
-        if not frames:
-            if sum(worker.decoder.drops.values()) != worker.drops:
-                self.step(worker, NOISE)
-            return frames
-        worker.box.add([frame.line for frame in frames])
-        worker.line = frames[-1].line
-        worker.frames += len(frames)
-        last: Event | None = None
-        for frame in frames:
-            # At one moment the same word again changes nothing; only the dead count each one.
-            if frame.event is not last or worker.state.status == "dead":
-                self.step(worker, frame.event)
-                last = frame.event
-        return frames
+    A deadline that moved later is found when the timer fires, so that a frame does not cost a heap
+    operation. Deadlines that are close to each other share the later moment, so that 2,000 workers
+    do not cost a wakeup each.
+    """
 
-    def step(self, worker: Worker, event: Event) -> None:
-        worker.state, transitions = step(worker.state, event, self._loop.now, self.rules)
-        if transitions:
-            self._on_change(worker, transitions)
-        self.arm(worker)
+    def __init__(self, loop: Loop, rules: HealthRules, on_due: Callable[[Worker], None]) -> None:
+        self.rules = rules
+        self._loop = loop
+        self._on_due = on_due
 
     def arm(self, worker: Worker) -> None:
-        """See that its deadline is not missed. One that moved later is found out when the
-        armed one is over: frames must not cost a heap operation each. Deadlines that are close
-        to each other share a moment, the later one: 2,000 workers must not cost a wakeup each."""
         due = deadline(worker.state, self.rules)
         if due is None:
             return
         due += -due % min(_GRAIN_S, self.rules.staleness_interval_s / 20)
         if worker.armed is None or due < worker.armed:
             worker.armed = due
-            self._loop.at(due, functools.partial(self._be_due, worker, due))
+            self._loop.at(due, partial(self._fire, worker, due))
 
-    def _be_due(self, worker: Worker, when: float) -> None:
+    def _fire(self, worker: Worker, when: float) -> None:
         if worker.armed != when:
-            return  # an earlier one took its place
+            return  # an earlier timer replaced this one, or the worker was removed
         worker.armed = None
         due = deadline(worker.state, self.rules)
         if due is not None and due <= self._loop.now:
-            self._before_tick(worker)
-            if self.has(worker):
-                self.step(worker, TICK)
+            self._on_due(worker)
         else:
             self.arm(worker)

@@ -1,5 +1,8 @@
-"""Starts and stops of workers, seen without a bus: systemd keeps a symbolic link for every unit
-that runs, ``<runtime>/systemd/units/invocation:<unit>``, and inotify tells when one changes.
+"""Starts, stops and stop requests of workers, seen without a bus.
+
+systemd keeps a symbolic link ``<runtime>/systemd/units/invocation:<unit>`` for every unit that
+runs, and inotify reports when one changes. The link of ``nomarr-wanted@tag-0.service`` is there
+from a start of the worker until a stop or restart of it is requested.
 """
 
 from __future__ import annotations
@@ -8,50 +11,57 @@ import os
 from typing import Final
 
 from nomarr_systemd.core.errors import BadName, NomarrError
-from nomarr_systemd.core.ids import UNIT_PREFIX, split_invocation
+from nomarr_systemd.core.ids import UNIT_PREFIX, WANTED_PREFIX, Component, split_invocation
 from nomarr_systemd.host.inotify import DirectoryWatch
 
 _LINK: Final = "invocation:"
 
 
-class Units:
-    """The running invocations of units, and the marks that somebody asked one to stop."""
+def read_invocation(directory: str, unit: str) -> str:
+    """The invocation in which ``unit`` runs now; empty if it does not run."""
+    try:
+        return split_invocation(os.readlink(f"{directory}/{_LINK}{unit}"))[0]
+    except (OSError, BadName):
+        return ""
 
-    def __init__(self, runtime: str, stop_marks: str) -> None:
-        self._directory = f"{runtime}/systemd/units"
-        self._stop_marks = stop_marks
+
+class RunningUnits:
+    """The running invocations of workers, and a descriptor that is readable when they change."""
+
+    def __init__(self, runtime: str) -> None:
+        self.directory = f"{runtime}/systemd/units"
         try:
-            self._watch = DirectoryWatch(self._directory)
+            self._watch = DirectoryWatch(self.directory)
         except OSError as error:
             raise NomarrError(
-                f"cannot watch {self._directory}: {error.strerror}",
+                f"cannot watch {self.directory}: {error.strerror}",
                 hint="is systemd running, and is --runtime its %t?",
             ) from error
         self.fd = self._watch.fd
 
-    def read(self, unit: str) -> str:
-        """The invocation in which a unit runs now; empty when it does not run."""
-        try:
-            target = os.readlink(f"{self._directory}/{_LINK}{unit}")
-            return split_invocation(target)[0]
-        except (OSError, BadName):
-            return ""
+    def read(self, component: Component) -> str:
+        """The invocation in which the worker runs now; empty if it does not run."""
+        return read_invocation(self.directory, component.unit)
+
+    def read_wanted(self, component: Component) -> str:
+        """The invocation of the worker's wanted unit; empty if a stop was requested."""
+        return read_invocation(self.directory, component.wanted_unit)
 
     def changed(self) -> set[str] | None:
-        """The workers' units that started or stopped, or None: look at all of them."""
+        """The instances whose worker or wanted unit changed, or None: check all of them."""
         try:
             names = self._watch.read()
         except FileNotFoundError as error:
-            # A new one may be watched after a restart, and nothing is lost by it.
-            raise NomarrError(f"{self._directory} was removed", hint="it will be back") from error
+            # After a restart of the supervisor a new directory is watched; nothing is lost by it.
+            raise NomarrError(f"{self.directory} was removed", hint="it will be back") from error
         if names is None:
             return None
-        mark = _LINK + UNIT_PREFIX
-        return {name.removeprefix(_LINK) for name in names if name.startswith(mark)}
-
-    def was_asked_to_stop(self, invocation: str) -> bool:
-        """Whether a person or a job stops this run: its end is no death."""
-        return os.path.exists(f"{self._stop_marks}/{invocation}")
+        prefixes = (_LINK + UNIT_PREFIX, _LINK + WANTED_PREFIX)
+        return {
+            name.partition("@")[2].removesuffix(".service")
+            for name in names
+            if name.startswith(prefixes)
+        }
 
     def close(self) -> None:
         self._watch.close()

@@ -266,12 +266,12 @@ def _templates() -> Environment:
 
 
 def _settings(pool: Pool, config: Config) -> str:
-    """Return the settings of the Python runtime as JSON. The store's URL has no password."""
-    names = ("frame_interval_s", "stall_timeout_s", "max_recovery_s", "gpu_health_max_age_s")
+    """Return the settings that worker/environment.py reads, as JSON. The store's URL has no
+    password."""
+    names = ("frame_interval_s", "stall_timeout_s", "gpu_health_max_age_s")
     values = {name: getattr(config.health, name) for name in names}
+    values["idle_evict_s"] = pool.idle_evict_s
     values["store"] = {name: text for name, text in config.store._asdict().items() if text}
-    for name in ("idle_evict_s", "claim_timeout_s", "stop_timeout_s", "watchdog_s"):
-        values[name] = getattr(pool, name)
     return json.dumps(values, separators=(",", ":"))
 
 

@@ -1,1 +1,1 @@
-"""The runtime of workers written in Python: subclass ``runtime.Worker``, give what differs."""
+"""The runtime of workers written in Python: subclass ``runtime.Worker``."""

@@ -4,9 +4,9 @@
         def source(self) -> DirectoryJobs:
             return DirectoryJobs("/srv/music", "*.flac", "*.wav")
 
-What is done is noted in a state folder, ``.nomarr`` in the folder itself unless another is named.
-A claim is a lock on a file there. It is the kernel's, so it ends with its process, and nobody has
-to find out whether its owner is still alive; any number of workers on one host may share it.
+The state of each job is a file in a state folder, ``.nomarr`` in the folder itself unless another
+is given. A claim is a kernel lock on that file, so it ends with its process. Any number of workers
+on one host may share a folder.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ STATE: Final = ".nomarr"
 class DirectoryJobs:
     """A ``Source`` of the files below ``folder`` whose names match one of ``patterns``.
 
-    A file is taken when it was not written to for ``quiet_s``: it may still be on its way. One
-    that was begun ``max_crashes`` times and never ended has killed its workers, and is set aside.
+    A file is taken when it was not written to for ``quiet_s``: until then it may be incomplete. One
+    that was begun ``max_crashes`` times and never ended has killed its workers: it is quarantined.
     """
 
     def __init__(
@@ -52,8 +52,8 @@ class DirectoryJobs:
             os.makedirs(self._state, exist_ok=True)
         except OSError as error:
             raise ConfigError(
-                f"cannot use {self._state} for notes: {error.strerror}",
-                hint="make it a folder this user may write, or name another as state=",
+                f"cannot use {self._state} as the state folder: {error.strerror}",
+                hint="make it a folder that this user may write, or give another as state=",
             ) from error
 
     def discover(self) -> str | None:
@@ -68,7 +68,7 @@ class DirectoryJobs:
         try:
             fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640)
         except OSError as error:
-            raise NotReady(f"cannot make a note of {job!r}: {error.strerror}") from error
+            raise NotReady(f"cannot write the state of {job!r}: {error.strerror}") from error
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -77,22 +77,22 @@ class DirectoryJobs:
         note = _parse(os.pread(fd, 1 << 20, 0))
         stamp = _stamp(job)
         begun = note.get("begun") if note.get("stamp") == stamp else 0
-        if not isinstance(begun, int):  # somebody else's idea of a note
+        if not isinstance(begun, int):  # not written by this program
             begun = 0
         free = stamp is not None and not _is_over(note, stamp)
         if free and begun >= self._max_crashes:
-            why = f"{begun} workers began it and none came to its end"
+            why = f"{begun} workers began it and none finished it"
             _write(fd, {"path": job, "stamp": stamp, "status": "quarantined", "error": why})
             free = False
         if not free:
             os.close(fd)
             return False
         try:
-            # Before the work: a kill during it finds the count as it was before, plus one.
+            # Written before the work, so that a kill during it is counted.
             _write(fd, {"path": job, "stamp": stamp, "status": "running", "begun": begun + 1})
         except OSError as error:
             os.close(fd)
-            raise NotReady(f"cannot make a note of {job!r}: {error.strerror}") from error
+            raise NotReady(f"cannot write the state of {job!r}: {error.strerror}") from error
         self._held[job] = fd
         return True
 
@@ -106,19 +106,19 @@ class DirectoryJobs:
         self._end(job, {"status": "pending"})
 
     def _end(self, job: str, note: dict[str, Any]) -> None:
-        """The note, then the lock: nobody takes the job before it has its end."""
+        """Write the state, then unlock: no worker takes the job before its end is recorded."""
         fd = self._held.pop(job)
         try:
             kept = _parse(os.pread(fd, 1 << 20, 0))
-            # As it was when it was begun: written to meanwhile, the file is new again.
+            # The stamp of the beginning: if the file was changed meanwhile, it is a new job.
             _write(fd, {"path": job, "stamp": kept.get("stamp"), **note})
         except OSError as error:
-            raise NotReady(f"cannot make a note of {job!r}: {error.strerror}") from error
+            raise NotReady(f"cannot write the state of {job!r}: {error.strerror}") from error
         finally:
             os.close(fd)
 
     def _next(self) -> str | None:
-        """The next file that is not over. Others may take it; claim() tells."""
+        """The next file that is not finished. Another worker may claim it first."""
         for job in self._found:
             stamp = _stamp(job)
             if stamp is None or time.time() - stamp[1] / 1e9 < self._quiet_s:
@@ -127,13 +127,13 @@ class DirectoryJobs:
                 with open(self._name(job), "rb") as file:
                     note = _parse(file.read(1 << 20))
             except OSError:
-                return job  # no note yet; claim() says why if there cannot be one
+                return job  # no state yet; if it cannot be written, claim() says why
             if not _is_over(note, stamp):
                 return job
         return None
 
     def _walk(self) -> Iterator[str]:
-        """Files in the order of their names; a folder that is away has none."""
+        """Files in the order of names; none if the folder does not exist."""
         for place, folders, files in os.walk(self._folder):
             folders[:] = sorted(
                 name for name in folders if os.path.join(place, name) != self._state
@@ -148,7 +148,7 @@ class DirectoryJobs:
 
 
 def _stamp(job: str) -> list[int] | None:
-    """What changes when the file is written to; None if it is gone."""
+    """Size and modification time; None if the file is gone."""
     try:
         status = os.stat(job)
     except OSError:
@@ -161,7 +161,7 @@ def _is_over(note: dict[str, Any], stamp: list[int] | None) -> bool:
 
 
 def _parse(text: bytes) -> dict[str, Any]:
-    """A note; one that is cut short, or somebody else's, is none."""
+    """The state; {} if it is incomplete or not an object."""
     try:
         note = json.loads(text)
     except (ValueError, RecursionError):
@@ -170,11 +170,11 @@ def _parse(text: bytes) -> dict[str, Any]:
 
 
 def _write(fd: int, note: dict[str, Any]) -> None:
-    """In place, for the lock is on this file. Cut short by a kill, it reads as no note at all."""
+    """In place, because the lock is on this file. A kill leaves an incomplete state: {}."""
     try:
         text = json.dumps(note)
     except (TypeError, ValueError, RecursionError):
-        text = json.dumps({**note, "result": None, "not_kept": "the result is no JSON"})
+        text = json.dumps({**note, "result": None, "not_kept": "the result is not JSON"})
     data = text.encode()
     os.ftruncate(fd, 0)
     os.pwrite(fd, data, 0)

@@ -1,4 +1,4 @@
-"""What a worker is told by its unit, read from its environment (DESIGN §5)."""
+"""A worker's settings, read from the environment that its unit sets (docs/contract.md)."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ _HINT = "nomarrctl apply writes the unit's environment; run it again"
 
 
 class Settings(NamedTuple):
-    """NOMARR_SETTINGS, a JSON object; a field that is missing has the configuration's default."""
+    """NOMARR_SETTINGS, a JSON object; a missing field has the configuration's default."""
 
     frame_interval_s: float = HealthRules().frame_interval_s
-    stall_timeout_s: float = HealthRules().stall_timeout_s  # 0: progress is not judged
+    stall_timeout_s: float = HealthRules().stall_timeout_s  # 0: the age of progress is not judged
     idle_evict_s: float = Pool("").idle_evict_s  # 0: never
     gpu_health_max_age_s: float = HealthRules().gpu_health_max_age_s
-    store: StoreSettings | None = None  # None: there is no queue to take jobs from
+    store: StoreSettings | None = None  # None: the worker has no queue
 
 
 class Environment(NamedTuple):
     component_id: str = ""
-    health_pipe: str = ""  # empty: run without frames
+    health_pipe: str = ""  # empty: send no frames
     invocation: str = ""
-    watchdog_s: float = 0.0  # 0: systemd does not watch
+    watchdog_s: float = 0.0  # 0: no watchdog
     settings: Settings = Settings()
 
 
@@ -53,7 +53,7 @@ def read_environment(variables: Mapping[str, str], pid: int) -> Environment:
 
 def _read_watchdog(variables: Mapping[str, str], pid: int) -> float:
     if variables.get("WATCHDOG_PID", str(pid)) != str(pid):
-        return 0.0  # meant for a parent of ours, as sd_watchdog_enabled(3) has it
+        return 0.0  # for a parent process: see sd_watchdog_enabled(3)
     text = variables.get("WATCHDOG_USEC", "0")
     if not (text.isascii() and text.isdigit()):
         raise ConfigError(f"WATCHDOG_USEC is {text!r}, not a number", hint="systemd sets it")
@@ -64,13 +64,13 @@ def _read_settings(text: str) -> Settings:
     try:
         given = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"NOMARR_SETTINGS is no JSON: {error}", hint=_HINT) from error
+        raise ConfigError(f"NOMARR_SETTINGS is not JSON: {error}", hint=_HINT) from error
     if not isinstance(given, dict):
-        raise ConfigError("NOMARR_SETTINGS is no JSON object", hint=_HINT)
+        raise ConfigError("NOMARR_SETTINGS is not a JSON object", hint=_HINT)
     known = {name: given[name] for name in Settings._fields if name in given}
     store = _read_store(known.pop("store", None))
     for name, value in known.items():
-        # An interval of 0 would be a busy loop. Nothing of this holds for NaN.
+        # An interval of 0 would be a busy loop. NaN fails every comparison.
         least = 0.001 if name == "frame_interval_s" else 0
         if type(value) not in (int, float) or not least <= value <= 1e9:
             raise ConfigError(
@@ -84,7 +84,7 @@ def _read_store(given: object) -> StoreSettings | None:
     if given is None:
         return None
     if not isinstance(given, dict) or not all(isinstance(text, str) for text in given.values()):
-        raise ConfigError("NOMARR_SETTINGS: store is no object of texts", hint=_HINT)
+        raise ConfigError("NOMARR_SETTINGS: store is not an object of texts", hint=_HINT)
     known = {name: given[name] for name in StoreSettings._fields if name in given}
     try:
         parse_store_url(known.get("url", ""))

@@ -1,4 +1,4 @@
-"""What a worker raises to say how bad it is. Any other exception fails the job and counts."""
+"""Exceptions that a worker raises. Any other one fails the job and counts as an error."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ __all__ = ["NonFatal", "NotReady", "OutOfMemory", "Recovering", "SupervisorLost"
 
 
 class NonFatal(NomarrError):
-    """The job cannot be done and the worker is well: a bad file, a missing file."""
+    """The job cannot be done, but the worker is healthy: a bad or missing file."""
 
     code = "non-fatal"
 
 
 class Recovering(NomarrError):
-    """The job failed and the worker needs ``seconds`` to be itself again.
+    """The job failed and the worker needs ``seconds`` to recover.
 
-    The supervisor grants at most max_recovery_s (120) before it takes the worker for dead.
+    After max_recovery_s (120) the supervisor ends the worker.
     """
 
     code = "recovering"
@@ -27,7 +27,7 @@ class Recovering(NomarrError):
 
 
 class OutOfMemory(Recovering):
-    """Memory ran out, the GPU's or the machine's. A MemoryError is taken for the same."""
+    """Out of memory, of the GPU or of the machine. A MemoryError is treated alike."""
 
     code = "out-of-memory"
 
@@ -36,7 +36,7 @@ class OutOfMemory(Recovering):
 
 
 class SupervisorLost(NomarrError):
-    """Nobody reads the health pipe any more; the worker leaves when its job is done."""
+    """The health pipe has no reader; the worker ends when its job is done."""
 
     code = "supervisor-lost"
     exit_status = 75

@@ -21,14 +21,14 @@ log = logging.getLogger("nomarr-worker")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the worker that the one argument names, and return its exit status."""
     arguments = sys.argv[1:] if argv is None else argv
-    # On stderr, which is the journal; stdout is the worker's own.
+    # On stderr, which goes to the journal; stdout belongs to the worker.
     logging.basicConfig(level=logging.INFO, format="%(name)s: %(levelname)s: %(message)s")
-    faulthandler.enable()  # SIGABRT, from systemd's watchdog or the supervisor: all stacks
+    faulthandler.enable()  # at SIGABRT, from the watchdog or the supervisor: all stacks
     try:
         if len(arguments) != 1:
             raise ConfigError("one argument is needed", hint="nomarr-worker package.module:Class")
         environment = read_environment(os.environ, os.getpid())
-        # The pulse comes first: importing the worker may take longer than a silent start may.
+        # The pulse starts first: importing the worker may take longer than startup_timeout_s.
         return Runtime(environment).run(lambda: make_worker(arguments[0]))
     except ConfigError as error:
         log.error("%s%s", error, f" (hint: {error.hint})" if error.hint else "")
@@ -47,7 +47,7 @@ def make_worker(entrypoint: str) -> Worker:
     module_name, _, name = entrypoint.partition(":")
     try:
         module = import_module(module_name)
-    except (OSError, MemoryError):  # these may pass: no verdict on the configuration
+    except (OSError, MemoryError):  # these may be temporary: not an error of the configuration
         raise
     except Exception as error:
         log.error("%s cannot be imported", module_name, exc_info=error)
@@ -57,7 +57,7 @@ def make_worker(entrypoint: str) -> Worker:
         ) from error
     found = getattr(module, name, None)
     if not (isinstance(found, type) and issubclass(found, Worker)):
-        what = "is no subclass of Worker" if hasattr(module, name) else "does not exist"
+        what = "is not a subclass of Worker" if hasattr(module, name) else "does not exist"
         raise ConfigError(
             f"entrypoint {entrypoint}: {name} {what} in {module.__file__}",
             hint="subclass nomarr_systemd.worker.runtime.Worker, and correct entrypoint = …",

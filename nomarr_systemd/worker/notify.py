@@ -1,4 +1,4 @@
-"""sd_notify for a thread that must not wait: what PID 1 has no room for now is sent later."""
+"""sd_notify that never blocks: if PID 1's socket is full, the caller retries."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 
 class Notifier:
-    """Without NOTIFY_SOCKET it is not ``listening``, and all it is told goes nowhere."""
+    """Without NOTIFY_SOCKET it is not ``listening``, and messages are dropped."""
 
     def __init__(self) -> None:
         self._notifier: Any = None
@@ -21,27 +21,27 @@ class Notifier:
         if not path:
             return
         try:
-            self._notifier = sdnotify.SystemdNotifier(debug=True)  # else it hides its errors
+            self._notifier = sdnotify.SystemdNotifier(debug=True)  # else it hides errors
             self._notifier.socket.setblocking(False)
         except OSError as error:
             self._notifier = None
-            log.error("systemd is not told anything: cannot connect to %s: %s", path, error)
+            log.error("no notifications are sent: cannot connect to %s: %s", path, error)
 
     @property
     def listening(self) -> bool:
         return self._notifier is not None
 
     def send(self, message: str) -> bool:
-        """False: there is no room in the socket, try again."""
+        """False: the socket is full, retry."""
         if self._notifier is None:
             return True
         try:
-            # sdnotify sends Latin-1: the bytes of UTF-8 pass through it unharmed.
+            # sdnotify encodes Latin-1: this way it sends the bytes of UTF-8.
             self._notifier.notify(message.encode(errors="replace").decode("latin-1"))
         except OSError as error:
             if error.errno in (errno.EAGAIN, errno.ENOBUFS):
                 return False
-            log.error("systemd is not told anything any more: %s", error)
+            log.error("no more notifications are sent: %s", error)
             self.close()
         return True
 

@@ -1,4 +1,4 @@
-"""The worker's end of its health pipe: opened once, never waited for."""
+"""The worker's end of its health pipe: opened once, written without blocking."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from nomarr_systemd.worker.errors import SupervisorLost
 
 
 class HealthPipe:
-    """Raises SupervisorLost as soon as nobody reads it."""
+    """Raises SupervisorLost if the pipe has no reader."""
 
     def __init__(self, path: str) -> None:
         try:
             self._fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
         except OSError as error:
-            # The supervisor keeps the FIFOs in its runtime directory, which goes when it stops.
+            # The FIFOs are in the supervisor's runtime directory, which is removed when it stops.
             if error.errno in (errno.ENXIO, errno.ENOENT):
-                raise SupervisorLost(f"nobody reads the health pipe {path}") from error
+                raise SupervisorLost(f"the health pipe {path} has no reader") from error
             raise ConfigError(
                 f"cannot open the health pipe {path}: {error.strerror}",
                 hint="NOMARR_HEALTH_PIPE names a FIFO that this user may write",
@@ -27,17 +27,17 @@ class HealthPipe:
         if not stat.S_ISFIFO(os.fstat(self._fd).st_mode):
             self.close()
             raise ConfigError(
-                f"the health pipe {path} is no FIFO", hint="the supervisor makes it; remove this"
+                f"the health pipe {path} is not a FIFO", hint="remove it; the supervisor makes it"
             )
 
     def write(self, frame: bytes) -> bool:
-        """Whether there was room. A frame is at most PIPE_BUF: it is written whole or not."""
+        """False if the pipe is full. A frame is at most PIPE_BUF long, so the write is atomic."""
         try:
             os.write(self._fd, frame)
         except BlockingIOError:
             return False
         except BrokenPipeError as error:
-            raise SupervisorLost("nobody reads the health pipe any more") from error
+            raise SupervisorLost("the health pipe has no reader any more") from error
         return True
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
 """The background thread: frames for the supervisor, notifications for systemd.
 
-It alone talks to systemd; a change of condition is also framed by the main thread itself, so that
-a job that kills the process at once has been named. The main loop proves its progress by a token,
-and WATCHDOG=1 is only sent while that is young: this thread must not speak for a hung loop.
+Only this thread notifies systemd. The main thread also writes a frame when the condition changes,
+so that a job that kills the process at once has been named. The main loop proves its progress by a
+token, and WATCHDOG=1 is only sent while the token is young: this thread must not hide a hung loop.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from nomarr_systemd.worker.errors import SupervisorLost
 from nomarr_systemd.worker.notify import Notifier
 from nomarr_systemd.worker.pipe import HealthPipe
 from nomarr_systemd.worker.vitals import Condition, Tally, describe
-from nomarr_systemd.worker.wakeup import Bell
+from nomarr_systemd.worker.wakeup import Wakeup
 
 log = logging.getLogger(__name__)
 
-BURST_S = 0.1  # frames for changes come no closer than this: short jobs must not flood the pipe
-STATUS_EVERY_S = 1.0  # each one makes PID 1 tell everybody who listens
-EXTEND_EVERY_S = 10.0  # and each time by three times as much
-RETRY_S = 0.1  # when PID 1 had no room
+BURST_S = 0.1  # least time between frames for changes: short jobs must not flood the pipe
+STATUS_EVERY_S = 1.0  # each one makes PID 1 send signals on the bus
+EXTEND_EVERY_S = 10.0  # by three times as much each time
+RETRY_S = 0.1  # if PID 1's socket is full
 
 
 class Recovery(NamedTuple):
@@ -46,23 +46,23 @@ class Pulse:
         self._settings = environment.settings
         self._tally = tally
         self._on_lost = on_lost
-        self.bell = Bell()
+        self.wakeup = Wakeup()
         self._notifier = Notifier()
         path = environment.health_pipe
         self._pipe = HealthPipe(path) if path else None
         self.lost = False
         self._pid = os.getpid()
-        self._lock = threading.Lock()  # for the pipe, and the five below
+        self._lock = threading.Lock()  # for the pipe and the next five attributes
         self._condition = Condition("pending", "initializing")
         self._recovery: Recovery | None = None
         self._seq = 0
         self._framed_at = -inf
         self._frame_due = 0.0
         self._token = monotonic()
-        self._withheld = False  # the token is too old: progress() is to ring
-        self._is_ready = False  # the main thread says so
+        self._withheld = False  # the token is too old: progress() wakes the thread
+        self._is_ready = False  # set by the main thread
         self._ended = self._farewell = False
-        # The thread's own.
+        # Used by the thread only.
         self._ready_sent = False
         self._stop_asked = False
         self._ping_due = self._extend_due = 0.0
@@ -84,33 +84,33 @@ class Pulse:
         traceback: TracebackType | None,
     ) -> None:
         self._ended = True
-        self.bell.ring()
+        self.wakeup.wake()
         self._thread.join()
         self.close()
-        self.bell.close()
+        self.wakeup.close()
 
     def close(self) -> None:
-        """Let go of the pipe and of systemd; a forked child does so too."""
+        """Close the pipe and the notification socket; also called in a forked child."""
         pipe, self._pipe = self._pipe, None
         if pipe:
             pipe.close()
         self._notifier.close()
 
     def progress(self) -> None:
-        """The main loop lives. Cheap, and takes no lock: jobs call it as often as they like."""
+        """The main loop makes progress. Cheap and without a lock: jobs may call it often."""
         self._token = monotonic()
         if self._withheld:
-            self.bell.ring()
+            self.wakeup.wake()
 
     def rest(self, seconds: float) -> None:
-        """The main loop will wait that long on purpose; its token ages only after that."""
+        """The main loop waits for that long on purpose; the token ages only after that."""
         self._token = monotonic() + seconds
 
     def set(self, condition: Condition, *, hurry: bool = True) -> None:
-        """Say what the worker is at: now, or BURST_S after the frame before.
+        """Report a new condition: now, or BURST_S after the last frame.
 
-        Without hurry, BURST_S from now: the next job's frame, if it comes before, finds its turn
-        not taken.
+        Without hurry BURST_S from now, so that the next job's frame, if it comes before that, is
+        not delayed.
         """
         if condition == self._condition:
             return
@@ -119,7 +119,7 @@ class Pulse:
             self._frame_soon(hurry=hurry)
 
     def recover(self, seconds: float) -> None:
-        """From now on, for so long or until ``recovered``, the worker is recovering."""
+        """The worker is recovering for that long, or until ``recovered``."""
         with self._lock:
             self._recovery = Recovery(seconds, monotonic() + seconds)
             self._frame_soon()
@@ -131,26 +131,26 @@ class Pulse:
                 self._frame_soon()
 
     def ready(self) -> None:
-        """READY=1, with the condition as it is now."""
+        """Have READY=1 sent, with the present condition."""
         self._is_ready = True
-        self.bell.ring()
+        self.wakeup.wake()
 
     def end(self) -> None:
-        """The worker leaves of its own will: the thread's last words are ``stopping``."""
+        """The worker ends by itself: the thread's last frame is ``stopping``."""
         self._farewell = True
 
     def _frame_soon(self, *, hurry: bool = True) -> None:
-        """With the lock."""
+        """Call it with the lock."""
         now = monotonic()
         due = (self._framed_at if hurry else now) + min(BURST_S, self._settings.frame_interval_s)
         if now >= due:
             self._write_frame(now)
         else:
             self._frame_due = min(self._frame_due, due)
-        self.bell.ring()  # also for the status line
+        self.wakeup.wake()  # also for the status line
 
     def _write_frame(self, now: float) -> None:
-        """With the lock. A frame that finds no room is gone; its number shows that."""
+        """Call it with the lock. A frame that does not fit is dropped; its seq shows that."""
         if self._pipe is None or self._broken:
             self._frame_due = inf
             return
@@ -174,14 +174,14 @@ class Pulse:
         try:
             self._pipe.write(frame)
         except SupervisorLost as error:
-            log.warning("%s; leaving when the job in hand is done", error)
+            log.warning("%s; ending when the job in hand is done", error)
             self._pipe.close()
             self._pipe = None
             self.lost = True
             self._on_lost()
 
     def _judge(self, now: float) -> Condition:
-        """The condition, with a recovery that is still going on."""
+        """The condition, with ``recovering`` while a recovery lasts."""
         condition, recovery = self._condition, self._recovery
         if recovery and now < recovery.until and condition.status in ("healthy", "pending"):
             return condition._replace(status="recovering")
@@ -193,19 +193,19 @@ class Pulse:
     def _run(self) -> None:
         try:
             while not self._ended:
-                heard = self.bell.wait(self._beat(monotonic()))
-                if signal.SIGTERM in heard or signal.SIGINT in heard:
+                signals = self.wakeup.wait(self._beat(monotonic()))
+                if signal.SIGTERM in signals or signal.SIGINT in signals:
                     self._stop_asked = True
             if self._farewell:
-                self._say_farewell()
+                self._send_farewell()
         except Exception:
-            # Without pings and frames, systemd or the supervisor ends this worker.
+            # Without pings and frames systemd or the supervisor ends this worker.
             self._broken = True
-            log.critical("the frame thread failed; this worker is silent now", exc_info=True)
+            log.critical("the frame thread failed; this worker sends no more frames", exc_info=True)
 
     def _beat(self, now: float) -> float:
-        """All that is due, and how long nothing will be."""
-        # Raised first: progress made between the look and the wait must ring.
+        """Send what is due; returns the seconds until something is due again."""
+        # Set first: progress between this check and the wait must wake the thread.
         self._withheld = True
         stall_s = self._settings.stall_timeout_s
         young = stall_s == 0 or self._age(now) < stall_s
@@ -226,7 +226,7 @@ class Pulse:
     def _beat_watchdog(self, now: float) -> float:
         period_s = self._environment.watchdog_s / 2
         if not (period_s and self._ready_sent):
-            return inf  # systemd watches from READY=1 on
+            return inf  # the watchdog starts with READY=1
         if now >= self._ping_due:
             if not self._notifier.send("WATCHDOG=1"):
                 return now + RETRY_S
@@ -234,7 +234,7 @@ class Pulse:
         return self._ping_due
 
     def _beat_extension(self, now: float) -> float:
-        """While it starts, and while it finishes its last job, as long as there is progress."""
+        """Extend the timeout of the start, and of the stop, while there is progress."""
         if self._ready_sent and not self._stop_asked:
             return inf
         if now >= self._extend_due:
@@ -265,7 +265,7 @@ class Pulse:
             self._judge(now), self._tally, ending="stopping" if self._stop_asked else ending
         )
 
-    def _say_farewell(self) -> None:
+    def _send_farewell(self) -> None:
         with self._lock:
             self._condition = Condition("stopping", "stopping")
             self._write_frame(monotonic())

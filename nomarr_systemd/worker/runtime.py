@@ -1,6 +1,6 @@
-"""A worker in Python: the class to subclass, and the loop that runs it.
+"""A worker in Python: the class to subclass, and the loop that runs it (docs/contract.md).
 
-The loop owns signals, waits, errors and the pulse; a worker owns its work.
+The loop handles signals, waits, errors and the pulse; a worker handles jobs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from nomarr_systemd.worker.environment import Environment
 from nomarr_systemd.worker.errors import NonFatal, NotReady, OutOfMemory, Recovering
 from nomarr_systemd.worker.pulse import Pulse
 from nomarr_systemd.worker.vitals import Condition, Tally
-from nomarr_systemd.worker.wakeup import Bell
+from nomarr_systemd.worker.wakeup import Wakeup
 
 if TYPE_CHECKING:
     from nomarr_systemd.jobs.store_source import StoreJobs
@@ -28,44 +28,44 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_ERRORS = 10  # in a row
-CLAIM_TRIES = 10  # then others are plainly faster: wait as if there were nothing to do
+CLAIM_TRIES = 10  # then other workers are faster: wait as if there were no job
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 _Result = TypeVar("_Result")
 
 
 class Waits(NamedTuple):
-    """Waits that grow."""
+    """Growing waits."""
 
     first_s: float
     factor: float
     most_s: float
 
     def after(self, previous_s: float) -> float:
-        """The next one; after 0, the first."""
+        """The wait after ``previous_s``; after 0, the first."""
         return min(previous_s * self.factor, self.most_s) if previous_s else self.first_s
 
 
 class Worker:
-    """Subclass it and give what differs. It is made without arguments, in the main thread."""
+    """Subclass it. It is made without arguments, in the main thread."""
 
-    lazy = False  # it loads in its first job, and is pending until that is done
-    needs_gpu = False  # no job is begun while the store says that the GPU is away
+    lazy = False  # it loads in its first job, and is pending until that job is done
+    needs_gpu = False  # no job is begun while the store says that the GPU is not available
     idle_waits = Waits(1.0, 1.5, 30.0)
     backoff_waits = Waits(1.0, 2.0, 60.0)
     _pulse: Pulse | None = None
 
     def load(self) -> None:
-        """Make ready to work, for minutes if need be. Called again for a job after ``evict``."""
+        """Load what jobs need; may take minutes. Called again before a job after ``evict``."""
 
     def next_job(self) -> str | None:
-        """The next job of a worker that finds its jobs itself; None: nothing to do."""
+        """The next job of a worker that finds its jobs itself; None: there is none."""
         return None
 
     def source(self) -> Source | None:
-        """Where the jobs come from; asked once, after the first ``load``.
+        """The source of jobs; called once, after the first ``load``.
 
-        Unless told otherwise: from ``next_job``, or from the queue of the worker's pool.
+        None: the queue of the worker's pool. By default ``next_job`` if it is overridden.
         """
         return OwnJobs(self.next_job) if type(self).next_job is not Worker.next_job else None
 
@@ -73,23 +73,23 @@ class Worker:
         """Raise NotReady if no job can be done now. Called before each job."""
 
     def process(self, job: str) -> object:
-        """Do one job; what it returns is kept with it, if it is JSON.
+        """Do one job; the result is stored with it, if it is JSON.
 
-        Say ``progress`` if it may take longer than stall_timeout_s.
+        Call ``progress`` in between if it may take longer than stall_timeout_s.
         """
         raise NotImplementedError
 
     def evict(self) -> None:
-        """Free what ``load`` took: there has been nothing to do for idle_evict_s."""
+        """Free what ``load`` loaded: there was no job for idle_evict_s."""
 
     def progress(self) -> None:
-        """The job moves on; without this, or an end, for stall_timeout_s it counts as hung."""
+        """The job makes progress. Without this for stall_timeout_s it counts as hung."""
         if self._pulse:
             self._pulse.progress()
 
 
 class Stop(BaseException):
-    """Raised by the signal's handler where there is no job to finish: while loading."""
+    """Raised by the signal handler while loading, when there is no job to finish."""
 
 
 class Runtime:
@@ -98,10 +98,10 @@ class Runtime:
     def __init__(self, environment: Environment) -> None:
         self._environment = environment
         self._idle_evict_s = environment.settings.idle_evict_s
-        self._queue: StoreJobs | None = None  # the pool's, if the jobs come from there
-        self._bell = Bell()
+        self._queue: StoreJobs | None = None  # set if the jobs come from the pool's queue
+        self._wakeup = Wakeup()
         self._tally = Tally()
-        self._pulse = Pulse(environment, self._tally, on_lost=self._bell.ring)
+        self._pulse = Pulse(environment, self._tally, on_lost=self._wakeup.wake)
         self._stop = False
         self._interruptible = False
         self._proven = True  # False: lazy, and no job done since it was loaded
@@ -111,7 +111,7 @@ class Runtime:
         self._idle_s = self._backoff_s = 0.0  # the last waits
 
     def run(self, make: Callable[[], Worker]) -> int:
-        """Make the worker and run it to its end; the exit status."""
+        """Make the worker and run it to its end; returns the exit status."""
         with self._pulse:
             self._catch_signals()
             try:
@@ -132,7 +132,7 @@ class Runtime:
         self._can_evict = type(self._worker).evict is not Worker.evict and self._idle_evict_s > 0
         self._pulse.set(Condition(self._status(), "idle"))
         self._pulse.ready()
-        # journald looks who somebody is at their first line: last words must not be the first.
+        # journald looks a process up at its first line: that must not be just before its end.
         log.info("ready")
         try:
             return self._work()
@@ -158,7 +158,7 @@ class Runtime:
         return 0 if self._stop else EX_TEMPFAIL
 
     def _turn(self) -> None:
-        """At most one job."""
+        """Do at most one job."""
         if self._unready:
             self._check()
         job = self._take()
@@ -196,7 +196,7 @@ class Runtime:
             self._worker.preflight()
         except NotReady:
             raise
-        except Exception as error:  # a check that fails is no reason to end a worker
+        except Exception as error:  # a check that fails must not end the worker
             log.exception("preflight failed")
             raise NotReady(f"preflight failed: {error}") from error
 
@@ -236,12 +236,12 @@ class Runtime:
         try:
             end()
         finally:
-            # Busy still, but whatever dies from here on does not die of this job.
+            # Still processing, but a death from here on is not caused by this job.
             self._pulse.progress()
             self._pulse.set(Condition(self._status(), "processing"), hurry=False)
 
     def _rest(self, *, evict: bool) -> None:
-        """Wait for work; the first time after idle_evict_s, give back what is not needed."""
+        """Wait for a job; evict once after idle_evict_s."""
         self._pulse.set(Condition(self._status(), "idle"))
         if self._idle_since is None:
             self._idle_since = monotonic()
@@ -259,17 +259,19 @@ class Runtime:
     def _back_off(self, error: NotReady) -> None:
         self._unready = True
         self._backoff_s = self._worker.backoff_waits.after(self._backoff_s)
-        note = f"{error}; trying again in {self._backoff_s:g} s"
+        note = f"{error}; retrying in {self._backoff_s:g} s"
         log.warning("not ready: %s", note)
         self._pulse.set(Condition("unhealthy", "backing_off", note=note))
         self._wait(self._backoff_s)
 
     def _open_queue(self) -> Source:
-        """The queue of the worker's pool; one without a store has nothing to do."""
+        """The queue of the worker's pool; without a store there are no jobs."""
         settings = self._environment.settings
         if settings.store is None or not self._environment.component_id:
             return OwnJobs(self._worker.next_job)
-        from nomarr_systemd.jobs.store_source import StoreJobs  # only who needs it pays for it
+        from nomarr_systemd.jobs.store_source import (
+            StoreJobs,
+        )  # imported only by workers that need it
 
         self._queue = StoreJobs(
             settings.store,
@@ -280,14 +282,14 @@ class Runtime:
         return self._queue
 
     def _pause(self, seconds: float) -> None:
-        """Wait also when the worker is about to leave."""
+        """Wait also when the worker is about to end."""
         self._pulse.progress()
         sleep(seconds)
 
     def _wait(self, seconds: float) -> None:
         self._pulse.rest(seconds)
         if not self._ending():
-            self._bell.wait(seconds)
+            self._wakeup.wait(seconds)
         self._pulse.progress()
 
     def _blame(self, error: Exception, where: str) -> None:
@@ -302,7 +304,7 @@ class Runtime:
         return self._stop or self._pulse.lost
 
     def _interruptibly(self, action: Callable[[], _Result]) -> _Result:
-        """Run what no job depends on: a signal raises Stop in it."""
+        """Run ``action``; a signal raises Stop in it."""
         try:
             self._interruptible = True
             if self._stop:
@@ -314,20 +316,20 @@ class Runtime:
     def _catch_signals(self) -> None:
         for number in SIGNALS:
             signal.signal(number, self._on_signal)
-        # The handler waits for the main thread, which may be in a long call into C; the pulse hears
-        # of the signal at once, and extends the stop timeout meanwhile.
-        signal.set_wakeup_fd(self._pulse.bell.fd, warn_on_full_buffer=False)
+        # A handler runs in the main thread, which may be in a long call into C. The pulse gets the
+        # signal at once, and extends the stop timeout meanwhile.
+        signal.set_wakeup_fd(self._pulse.wakeup.fd, warn_on_full_buffer=False)
         os.register_at_fork(after_in_child=self._forget)
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
         self._stop = True
-        self._bell.ring()
+        self._wakeup.wake()
         if self._interruptible:
             self._interruptible = False
             raise Stop
 
     def _forget(self) -> None:
-        """In a forked child: it is not the worker, must not hold its pipe and dies of SIGTERM."""
+        """In a forked child: it must not keep the worker's pipe open, and dies of SIGTERM."""
         signal.set_wakeup_fd(-1)
         for number in SIGNALS:
             signal.signal(number, signal.SIG_DFL)

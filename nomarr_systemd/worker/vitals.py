@@ -1,4 +1,4 @@
-"""What a worker says of itself: its condition, its counts, and both in one line for people."""
+"""A worker's condition and counts, and both in one line for people."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from nomarr_systemd.core.text import escape
 
 
 class Condition(NamedTuple):
-    """What the worker is at. Replaced whole, so that a reader in another thread sees one state."""
+    """The worker's status, phase and job. Immutable, so that another thread sees one state."""
 
     status: str
     phase: str
@@ -17,7 +17,7 @@ class Condition(NamedTuple):
 
 
 class Tally:
-    """Counts of one run; the average is of jobs that were done, 0.8·old + 0.2·new."""
+    """Counts of one run; the average is over jobs that were done: 0.8·old + 0.2·new."""
 
     __slots__ = (
         "avg_time_s",
@@ -51,7 +51,7 @@ class Tally:
 
 
 def describe(condition: Condition, tally: Tally, *, ending: str) -> str:
-    """systemd's STATUS= text: one line whatever the job is called, and never long."""
+    """The text of STATUS=: one short line, whatever the job is called."""
     words = [ending] if ending and condition.phase != "stopping" else []
     if condition.status in ("recovering", "pending") and condition.phase != "loading_models":
         words.append(condition.status)
@@ -68,6 +68,6 @@ def describe(condition: Condition, tally: Tally, *, ending: str) -> str:
 
 
 def _cut(text: str) -> str:
-    """The end of a long text: that is where paths differ."""
+    """The end of a long text, because paths differ there."""
     text = escape(text)
     return text if len(text) <= 120 else "…" + text[-119:]

@@ -13,7 +13,7 @@ import pytest
 
 from nomarr_systemd.config.file import parse
 from nomarr_systemd.config.values import Pool
-from nomarr_systemd.core.job import Owner
+from nomarr_systemd.core.job import Owner, RunEnd
 from nomarr_systemd.jobs.claims import Claims, End
 from nomarr_systemd.jobs.settlement import settle
 from nomarr_systemd.store.sqlite.store import SqliteStore
@@ -104,7 +104,7 @@ def test_from_a_job_to_its_end(program: Program) -> None:
     assert doc
     assert doc["path"] == "/b"
     claims.take(doc["_key"])
-    settle(store, pool, "worker:tag:0", "a" * 32, "killed by signal 11", 1)
+    settle(store, pool, RunEnd("worker:tag:0", "a" * 32, "killed by signal 11", 1))
     assert [job["path"] for job in program.ask("quarantine", "list")["jobs"]] == ["/b"]
     assert "killed by signal 11" in program.run("show", doc["_key"])
     assert "cannot be retried" in program.run("retry", "/b", status=1)

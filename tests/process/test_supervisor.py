@@ -121,20 +121,70 @@ def test_a_run_that_ends_without_a_word_has_crashed(lab: Lab) -> None:
 
 
 def test_a_stop_that_was_asked_for_is_no_crash(lab: Lab) -> None:
-    """A shell worker says nothing of it; the mark of the unit's ExecStop= does."""
+    """A shell worker sends no stopping frame; the end of its wanted unit tells."""
     lab.configure(tag=1, health=CALM)
     lab.start()
     events = lab.subscribe()
-    invocation = lab.begin_run("tag-0")
+    lab.begin_run("tag-0")
     writer = lab.writer("tag-0")
     writer.frame()
     events.until(status_of("healthy"))
-    with open(f"{lab.paths.stop}/{invocation}", "w", encoding="ascii"):
-        pass
+    lab.request_stop("tag-0")
+    events.until(status_of("stopping"))
     writer.close()
     lab.end_run("tag-0")
     seen = events.until(status_of("stopped"))
     assert not [event for event in seen if event["type"] == "worker:crash"]
+
+
+def test_a_restart_that_was_asked_for_is_no_crash(lab: Lab) -> None:
+    """The wanted unit runs again at once, under another id, while the worker still ends."""
+    lab.configure(tag=1, health=CALM)
+    lab.start()
+    events = lab.subscribe()
+    lab.begin_run("tag-0")
+    events.until(status_of("starting"))
+    lab.want("tag-0")
+    events.until(status_of("stopping"))
+    lab.end_run("tag-0")
+    events.until(status_of("stopped"))
+    lab.begin_run("tag-0")
+    lab.writer("tag-0").frame()
+    events.until(status_of("healthy"))
+    lab.end_run("tag-0")  # and this is one
+    events.until(status_of("crashed"))
+
+
+def test_the_wanted_unit_may_be_seen_after_the_worker_and_by_the_next_supervisor(lab: Lab) -> None:
+    lab.configure(tag=2, health=CALM)
+    lab.start()
+    events = lab.subscribe()
+    for instance in ("tag-0", "tag-1"):
+        lab.begin_run(instance)
+        events.until(status_of("starting", f"worker:{instance.replace('-', ':')}"))
+    lab.request_stop("tag-0")
+    events.until(status_of("stopping", "worker:tag:0"))
+    lab.kill()
+    lab.request_stop("tag-1")
+    for instance in ("tag-0", "tag-1"):
+        lab.end_run(instance)
+    lab.start()
+    assert [each["status"] for each in lab.snapshot().values()] == ["stopped", "stopped"]
+
+
+def test_without_a_wanted_unit_an_end_is_a_crash(lab: Lab) -> None:
+    lab.configure(tag=1, health=CALM)
+    lab.start()
+    events = lab.subscribe()
+    lab.begin_run("tag-0")
+    lab.request_stop("tag-0")  # perhaps before the supervisor has seen it
+    lab.kill()
+    os.unlink(f"{os.path.dirname(lab.paths.live)}/memory")
+    lab.start()
+    events = lab.subscribe()
+    events.until(status_of("starting"))
+    lab.end_run("tag-0")
+    events.until(status_of("crashed"))
 
 
 def test_a_closed_pipe_of_a_living_worker_is_only_silence(lab: Lab) -> None:

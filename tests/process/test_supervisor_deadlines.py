@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-
 from nomarr_systemd.core.frames import EVENTS
-from nomarr_systemd.core.health import REGISTERED, HealthRules, Transition
+from nomarr_systemd.core.health import REGISTERED, TICK, HealthRules
 from nomarr_systemd.core.ids import Component
 from nomarr_systemd.supervisor.loop import Loop
-from nomarr_systemd.supervisor.workers import Registry, Worker
+from nomarr_systemd.supervisor.workers import Deadlines, Worker, Workers
 
 WORKERS = 500
 
@@ -29,26 +27,27 @@ class Clock(Loop):
 
 def test_many_silent_workers_die_in_few_wakeups() -> None:
     clock = Clock()
+    rules = HealthRules()
     ends: dict[str, float] = {}
 
-    def see(worker: Worker, transitions: tuple[Transition, ...]) -> None:
-        if any(transition.new == "dead" for transition in transitions):
+    def tick(worker: Worker) -> None:
+        if any(each.new == "dead" for each in worker.step(TICK, clock.now, rules)):
             ends[worker.component_id] = clock.now
+        deadlines.arm(worker)
 
-    rules = HealthRules()
-    registry = Registry(clock, rules, on_change=see, before_tick=lambda _worker: None)
+    deadlines = Deadlines(clock, rules, tick)
+    workers = Workers()
     begun = clock.now
     due = {}
     for number in range(WORKERS):
         clock.now = begun + number * 5 / WORKERS
-        worker = registry.add(Component("tag", number), os.open(os.devnull, os.O_RDONLY))
-        registry.step(worker, REGISTERED)
-        registry.step(worker, EVENTS["healthy"])
+        worker = workers.add(Component("tag", number), -1)
+        worker.step(REGISTERED, clock.now, rules)
+        worker.step(EVENTS["healthy"], clock.now, rules)
+        deadlines.arm(worker)
         due[worker.component_id] = clock.now + rules.max_misses * rules.staleness_interval_s
     wakeups = clock.run_until(begun + 5 + 3 * rules.staleness_interval_s + 1)
     assert ends.keys() == due.keys()
     assert all(0 <= ends[name] - due[name] <= 0.25 for name in due)
     assert wakeups <= 4 * 21 + WORKERS / 100
-    for worker in registry.workers.values():
-        os.close(worker.fd)
     clock.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from nomarr_systemd.config.values import Pool
-from nomarr_systemd.core.job import CrashPolicy, Owner, key_of
+from nomarr_systemd.core.job import UNREPORTED, CrashPolicy, Owner, key_of
 from nomarr_systemd.host.clock import read_boot_id
 from nomarr_systemd.jobs import queue
 from nomarr_systemd.jobs.claims import CLAIMS, Claims, End
@@ -52,6 +53,22 @@ class Desk:
         assert claims.take(key_of("tag", path))
         return claims
 
+    def death(self, invocation: str, cause: str, **fields: bool) -> dict[str, Any]:
+        """A death of tag-0 as the controller reports it."""
+        told = {"component": "worker:tag:0", "invocation": invocation, "cause": cause}
+        return {**told, "decision": "restart", "blamed": True, "failed": False, **fields}
+
+    def crashed(self, invocation: str, cause: str, **fields: bool) -> dict[str, Any]:
+        """Report a death, again until it is settled, as the controller does."""
+        live = self.lab.live()
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            answer = live.ask(op="crashed", deaths=[self.death(invocation, cause, **fields)])
+            outcome: dict[str, Any] = answer["outcomes"][invocation]
+            if outcome["settled"]:
+                return outcome
+            assert time.monotonic() < deadline, self.lab.said()[-2000:]
+
     def job(self, path: str = "/a") -> Doc:
         return queue.find(self.store, "tag", path)
 
@@ -86,76 +103,112 @@ def test_a_death_settles_its_job_and_no_other(desk: Desk, policy: CrashPolicy, s
     desk.take(invocation)
     living = desk.take(other, "/b", 1)
     desk.lab.end_run("tag-0")
+    desk.until(lambda: desk.lab.snapshot()["worker:tag:0"]["status"] == "crashed")
+    assert desk.job()["status"] == "running"  # until its cause is reported
+    answer = desk.crashed(invocation, "killed by SIGSEGV")
+    key = key_of("tag", "/a")
+    assert answer == {
+        "settled": True,
+        "jobs": [key],
+        "quarantined": [],
+        "refund": [],
+        "fail_pool": "",
+    }
     outcome = events.until(settled)[-1]["outcome"]
-    assert outcome["settled"] == [{"job": key_of("tag", "/a"), "path": "/a", "status": status}]
+    assert outcome["settled"] == [{"job": key, "path": "/a", "status": status}]
     job = desk.job()
     assert job["status"] == status
     assert job["error"]["type"] == "WorkerCrashedError"
     assert (job["error"]["pool"], job["error"]["worker_index"]) == ("tag", 0)
-    assert [each["invocation"] for each in job["crashes"]] == [invocation]
+    assert [(each["invocation"], each["cause"]) for each in job["crashes"]] == [
+        (invocation, "killed by SIGSEGV")
+    ]
     assert desk.job("/b")["status"] == "running"
     assert living.end(key_of("tag", "/b"), End("done"))
     assert desk.store.find(CLAIMS) == []
-    # The controller knows better what it died of.
-    live = desk.lab.live()
-    told = {"component": "tag-0", "invocation": invocation, "cause": "killed by SIGSEGV"}
-    answer = live.ask(op="crashed", decision="restart", **told)
-    assert answer["settled"]
-    assert answer["job"] == key_of("tag", "/a")
-    assert (answer["quarantined"], answer["refund"], answer["fail_pool"]) == ([], [], "")
-    desk.until(lambda: desk.job()["crashes"][0]["cause"] == "killed by SIGSEGV")
+    # Told again, also another supervisor, the same outcome comes.
+    assert desk.crashed(invocation, "killed by SIGSEGV") == answer
+    desk.lab.kill()
+    desk.lab.start()
+    assert desk.crashed(invocation, "another cause") == answer
+    assert desk.job()["crashes"] == job["crashes"]
+
+
+def test_an_unblamed_death_is_not_held_against_the_job(desk: Desk) -> None:
+    desk.start(job_max_crashes=1, crash_max_retries=0)
+    invocation = desk.begin("tag-0")
+    desk.take(invocation)
+    desk.lab.end_run("tag-0")
+    answer = desk.crashed(invocation, "its supervisor is gone", blamed=False)
+    assert (answer["jobs"], answer["fail_pool"]) == ([key_of("tag", "/a")], "")
+    job = desk.job()
+    assert (job["status"], job["error"]["cause"]) == ("error", "its supervisor is gone")
+    assert not job.get("crashes")
 
 
 def test_a_stop_is_not_held_against_the_job(desk: Desk) -> None:
     events = desk.start(job_max_crashes=1)
     invocation = desk.begin("tag-0")
     desk.take(invocation)
-    with open(f"{desk.lab.paths.stop}/{invocation}", "x", encoding="ascii"):
-        pass
+    desk.lab.request_stop("tag-0")
     desk.lab.end_run("tag-0")
-    events.until(settled)
+    events.until(settled)  # at once: no report is needed
     job = desk.job()
     assert (job["status"], job["error"]["cause"]) == ("error", "stopped")
     assert not job.get("crashes")
 
 
 def test_what_ended_while_no_supervisor_was_there(desk: Desk) -> None:
-    desk.start(crash_policy="restart-requeue-in-flight", job_max_crashes=1)
+    events = desk.start(crash_policy="restart-requeue-in-flight", job_max_crashes=1, workers=3)
+    queue.add(desk.store, "tag", ["/d"], on_page=lambda *_: None)
     died = desk.begin("tag-0")
     runs = desk.begin("tag-1")
+    stopped = desk.begin("tag-2")
     desk.take(died)
     desk.take(runs, "/b", 1)
     desk.take("f" * 32, "/c", 7, boot="another")  # of a worker that is gone, before a reboot
+    desk.take(stopped, "/d", 2)
+    events.close()
     desk.lab.kill()
     desk.lab.end_run("tag-0")
+    desk.lab.request_stop("tag-2")
+    desk.lab.end_run("tag-2")
     desk.lab.start()
-    desk.until(lambda: len(desk.store.find(CLAIMS)) == 1)
-    assert desk.job()["status"] == "quarantined"
+    desk.until(lambda: len(desk.store.find(CLAIMS)) == 2)
+    assert [desk.job(path)["status"] for path in ("/c", "/d")] == ["pending", "pending"]
+    assert [desk.job(path)["status"] for path in ("/a", "/b")] == ["running", "running"]
+    assert desk.crashed(died, "killed by SIGKILL")["quarantined"] == [key_of("tag", "/a")]
     assert desk.job("/b")["status"] == "running"
-    assert desk.job("/c")["status"] == "pending"
 
 
 def test_a_claim_nobody_saw_end_expires_and_a_long_job_does_not(desk: Desk) -> None:
     desk.start(claim_timeout_s=0.2)
     long = desk.begin("tag-1")
+    died = desk.begin("tag-0")
     desk.take(long, "/b", 1)
     desk.take("e" * 32)
-    desk.until(lambda: desk.job()["status"] == "error")
+    desk.take(died, "/c")
+    desk.lab.end_run("tag-0")  # and nobody reports it
+    desk.until(lambda: [desk.job(path)["status"] for path in ("/a", "/c")] == ["error", "error"])
+    assert desk.job("/c")["error"]["cause"] == UNREPORTED
+    assert len(desk.job("/c")["crashes"]) == 1
     assert desk.job("/b")["status"] == "running"
     [claim] = desk.store.find(CLAIMS)
     assert claim["invocation"] == long
+    # A report that comes too late changes nothing.
+    desk.crashed(died, "killed by SIGSEGV", blamed=False)
+    assert len(desk.job("/c")["crashes"]) == 1
 
 
 def test_quarantine_and_what_the_controller_gives_back(desk: Desk) -> None:
-    events = desk.start(crash_policy="restart-requeue-in-flight", crash_max_retries=1)
+    desk.start(crash_policy="restart-requeue-in-flight", crash_max_retries=1)
     invocations = []
     for _ in range(2):
         invocations.append(desk.begin("tag-0"))
         desk.take(invocations[-1])
         desk.lab.end_run("tag-0")
-        events.until(settled)
+        answer = desk.crashed(invocations[-1], "killed by SIGSEGV")
     assert desk.job()["status"] == "quarantined"
-    answer = desk.lab.live().ask(op="settlement", component="tag-0", invocation=invocations[-1])
     assert answer["quarantined"] == [key_of("tag", "/a")]
     assert answer["refund"] == invocations
     assert answer["fail_pool"] == ""  # the job was at fault, not the pool
@@ -170,46 +223,66 @@ def test_a_pool_fails_with_all_its_work(desk: Desk, settings: dict[str, Any]) ->
     invocation = desk.begin("tag-0")
     desk.take(invocation)
     desk.lab.end_run("tag-0")
+    answer = desk.crashed(invocation, "killed by SIGSEGV", failed=True)
+    assert desk.lab.snapshot()["worker:tag:0"]["status"] == "failed"
     outcome = events.until(settled)[-1]["outcome"]
     assert outcome["fail_pool"]
+    assert answer["fail_pool"] == outcome["fail_pool"]
     assert failure_of(desk.store, "tag") == outcome["fail_pool"]
     for path in ("/a", "/b", "/c"):
         assert desk.job(path)["status"] == "error"
         assert desk.job(path)["error"]["type"] == "WorkerCrashedError"
     assert not living.end(key_of("tag", "/b"), End("done"))
     assert desk.store.find(CLAIMS) == []
-    answer = desk.lab.live().ask(op="settlement", component="tag-0", invocation=invocation)
-    assert answer["fail_pool"] == outcome["fail_pool"]
-    # A supervisor that comes after this one says the same when it is asked.
-    desk.lab.kill()
-    desk.lab.start()
-    live = desk.lab.live()
-    asked = {"op": "settlement", "component": "tag-0", "invocation": invocation, "crashed": True}
-    while not (answer := live.ask(**asked))["settled"]:
-        pass
-    assert answer["fail_pool"] == outcome["fail_pool"]
 
 
 def test_who_leaves_in_peace_and_fails_all_the_same_is_counted(desk: Desk) -> None:
     """As a worker does after too many errors: only systemd knows its exit status."""
-    events = desk.start(crash_policy="fail-pool")
+    desk.start(crash_policy="fail-pool")
     invocation = desk.begin("tag-0")
-    writer = desk.lab.writer("tag-0")
-    writer.frame(status="stopping")
+    desk.take(invocation)
+    desk.lab.writer("tag-0").frame(status="stopping", invocation=invocation)
+    desk.until(lambda: desk.lab.snapshot()["worker:tag:0"]["status"] == "stopping")
     desk.lab.end_run("tag-0")
-    live = desk.lab.live()
-    asked = {"op": "settlement", "component": "tag-0", "invocation": invocation}
-    while not (answer := live.ask(**asked))["settled"]:
-        pass
-    assert answer["fail_pool"] == ""
-    live.ask(**asked, crashed=True)
-    told = {"component": "tag-0", "invocation": invocation, "cause": "exit status 70"}
-    live.ask(op="crashed", decision="hold: paused", **told)
-    assert live.ask(**asked) == answer
-    live.ask(op="crashed", decision="restart: after 1 s", **told)
-    outcome = events.until(settled)[-1]["outcome"]
-    assert "exit status 70" in outcome["fail_pool"]
-    assert live.ask(**asked)["fail_pool"] == outcome["fail_pool"]
+    desk.until(lambda: desk.job()["status"] == "error")  # at once, and uncounted
+    before = desk.job()
+    assert not before.get("crashes")
+    assert before["error"]["cause"] == "left by itself"
+    assert desk.job("/b")["status"] == "pending"
+    answer = desk.crashed(invocation, "exit status 70", blamed=False)
+    assert (answer["jobs"], answer["fail_pool"]) == ([before["_key"]], "")
+    answer = desk.crashed(invocation, "exit status 70")
+    assert "exit status 70" in answer["fail_pool"]
+    assert desk.job() == before, "its job is not touched again"
+    assert desk.job("/b")["status"] == "error"
+    assert desk.crashed(invocation, "exit status 70") == answer
+
+
+def test_a_report_waits_for_its_answer_but_not_for_long(desk: Desk) -> None:
+    """And what could not be settled in time is settled when the store is back."""
+    desk.start()
+    runs = [desk.begin("tag-0"), desk.begin("tag-1")]
+    desk.take(runs[0])
+    with sqlite3.connect(desk.store.path, isolation_level=None) as locked:
+        locked.execute("BEGIN IMMEDIATE")
+        desk.lab.end_run("tag-0")
+        begun = time.monotonic()
+        deaths = [desk.death(runs[0], "killed"), desk.death("b" * 32 + "#1", "no start")]
+        live = desk.lab.live()
+        live.send(op="crashed", deaths=deaths)
+        live.send(op="snapshot")  # answered after the first
+        assert desk.lab.snapshot(), "others are served meanwhile"
+        outcomes = live.read()["outcomes"]
+        waited_s = time.monotonic() - begun
+        assert len(live.read()["workers"]) == 2
+        locked.execute("ROLLBACK")
+    locked.close()
+    assert 0.9 < waited_s < 5
+    assert outcomes[runs[0]] == {"settled": False}
+    assert outcomes["b" * 32 + "#1"]["settled"]
+    desk.until(lambda: desk.job()["status"] == "error")
+    assert desk.crashed(runs[0], "killed")["jobs"] == [key_of("tag", "/a")]
+    assert len(desk.job()["crashes"]) == 1
 
 
 def test_a_store_that_is_away_costs_time_and_nothing_else(desk: Desk) -> None:
@@ -221,6 +294,9 @@ def test_a_store_that_is_away_costs_time_and_nothing_else(desk: Desk) -> None:
     with open(work, "x", encoding="ascii"):
         pass
     desk.lab.end_run("tag-0")
+    deaths = [desk.death(invocation, "killed")]
+    outcomes = desk.lab.live().ask(op="crashed", deaths=deaths)["outcomes"]
+    assert outcomes == {invocation: {"settled": False}}
     desk.until(lambda: "jobs cannot be settled now" in desk.lab.said())
     os.unlink(work)
     os.rename(f"{work}.aside", work)

@@ -1,9 +1,14 @@
-"""The supervisor's parts on their own: loop, memory, black box, topics, watching a directory."""
+"""The supervisor's parts on their own: loop, run state, frame ring, log, topics, inotify."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import select
+import socket
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -12,17 +17,19 @@ import pytest
 
 from nomarr_systemd.core.errors import BadName
 from nomarr_systemd.core.frames import encode
-from nomarr_systemd.core.health import REGISTERED, HealthRules, Transition
+from nomarr_systemd.core.health import REGISTERED, HealthRules
 from nomarr_systemd.core.ids import Component
 from nomarr_systemd.host.inotify import DirectoryWatch
 from nomarr_systemd.ledger.health_history import COLLECTION, Sample, append, prune
 from nomarr_systemd.live.protocol import Patterns
 from nomarr_systemd.store.sqlite.store import SqliteStore
-from nomarr_systemd.supervisor.frame_ring import CAPACITY, BlackBox
-from nomarr_systemd.supervisor.log import WARNING, Limited, log
+from nomarr_systemd.supervisor.frame_ring import CAPACITY, FrameRing
+from nomarr_systemd.supervisor.log import WARNING, RateLimit, log
 from nomarr_systemd.supervisor.loop import Loop
-from nomarr_systemd.supervisor.run_state import RECORD, Memory
-from nomarr_systemd.supervisor.workers import Registry, Worker
+from nomarr_systemd.supervisor.run_state import RECORD, RunState
+from nomarr_systemd.supervisor.run_state import encode as encode_record
+from nomarr_systemd.supervisor.workers import Deadlines, Workers
+from tests.support.supervision import PATIENCE_S
 
 
 def test_deadlines_come_after_input_and_in_order() -> None:
@@ -58,65 +65,124 @@ def test_another_thread_can_wake_the_loop() -> None:
 def test_frames_do_not_touch_the_heap() -> None:
     """One armed deadline per worker, however many frames come."""
     loop = Loop()
-    changes: list[Transition] = []
-    registry = Registry(
-        loop,
-        HealthRules(),
-        on_change=lambda _worker, transitions: changes.extend(transitions),
-        before_tick=lambda _worker: None,
-    )
-    worker: Worker = registry.add(Component("tag", 0), -1)
-    registry.step(worker, REGISTERED)
+    rules = HealthRules()
+    deadlines = Deadlines(loop, rules, lambda _worker: None)
+    worker = Workers().add(Component("tag", 0), -1)
+    changes = worker.step(REGISTERED, loop.now, rules)
+    deadlines.arm(worker)
     for n in range(1000):
         loop.now += 0.001
-        registry.feed(worker, encode("worker:tag:0", "healthy", seq=n))
+        chunk = encode("worker:tag:0", "healthy", seq=n)
+        changes += worker.feed(chunk, loop.now, rules)[1]
+        deadlines.arm(worker)
     assert len(loop._heap) == 2  # the start's, and the earlier one that took its place
     assert [change.new for change in changes] == ["pending", "healthy"]
     assert worker.frames == 1000
-    assert registry.running() == {}
     loop.close()
 
 
-def test_memory_lasts(tmp_path: Path) -> None:
+def test_frames_of_another_run_do_not_step_the_machine() -> None:
+    rules = HealthRules()
+    worker = Workers().add(Component("tag", 0), -1)
+    worker.begin("a" * 32, "")
+    worker.step(REGISTERED, 1.0, rules)
+
+    def feed(status: str, invocation: str | None) -> list[str]:
+        chunk = encode("worker:tag:0", status, invocation=invocation)
+        frames, transitions = worker.feed(chunk, 2.0, rules)
+        assert len(frames) == 1
+        return [each.new for each in transitions]
+
+    assert feed("healthy", "b" * 32) == []
+    assert feed("stopping", "b" * 32) == []
+    assert (worker.state.late, worker.frames, worker.frame) == (2, 0, None)
+    assert not worker.state.stopping
+    assert len(worker.ring.lines()) == 2
+    assert feed("healthy", "a" * 32) == ["healthy"]
+    assert feed("unhealthy", None) == ["unhealthy"]
+    assert worker.frames == 2
+
+
+def make_state(path: str, loop: Loop, **workers: str) -> RunState:
+    """A run state that has these workers, by number, in these invocations."""
+    state = RunState(path, loop)
+    for name, invocation in workers.items():
+        worker = Workers().add(Component("tag", int(name[1:])), -1)
+        worker.begin(invocation, "")
+        state.keep(worker)
+    return state
+
+
+def test_the_run_state_lasts(tmp_path: Path) -> None:
+    loop = Loop()
     path = str(tmp_path / "memory")
-    memory = Memory(path)
-    memory.keep("worker:tag:0", {"invocation": "a" * 32})
-    memory.keep("worker:tag:1", {"invocation": "b" * 32})
-    memory.keep("worker:tag:0", {"invocation": "c" * 32, "long": "x" * 5000})
-    memory.close()
-    memory = Memory(path)
-    assert memory.recall("worker:tag:0") == {"id": "worker:tag:0", "invocation": "c" * 32}
-    assert memory.recall("worker:tag:1")["invocation"] == "b" * 32
-    memory.forget("worker:tag:0")
-    memory.keep("worker:tag:2", {"failed": True})
+    make_state(path, loop, w0="a" * 32, w1="b" * 32).close()
+    make_state(path, loop, w0="c" * 32).close()
+    state = RunState(path, loop)
+    assert state.recall("worker:tag:0")["invocation"] == "c" * 32
+    assert state.recall("worker:tag:1")["invocation"] == "b" * 32
+    state.forget("worker:tag:0")
+    state.close()
+    make_state(path, loop, w2="d" * 32).close()
     assert os.path.getsize(path) == 2 * RECORD
-    memory.close()
-    memory = Memory(path)
-    assert sorted(memory.remembered()) == ["worker:tag:1", "worker:tag:2"]
-    memory.close()
+    state = RunState(path, loop)
+    assert sorted(state.component_ids()) == ["worker:tag:1", "worker:tag:2"]
+    state.close()
+    loop.close()
+
+
+def test_a_record_that_is_too_long_loses_its_longest_value() -> None:
+    record = encode_record("worker:tag:0", {"invocation": "c" * 32, "long": "x" * 5000})
+    assert len(record) == RECORD
+    assert json.loads(record) == {"id": "worker:tag:0", "invocation": "c" * 32}
 
 
 @pytest.mark.parametrize("content", [b"\xff" * 5000, b"{" * 3000, b"[]\n", b'{"id": 7}', b""])
-def test_a_memory_that_makes_no_sense_is_passed_over(tmp_path: Path, content: bytes) -> None:
+def test_a_run_state_that_cannot_be_parsed_is_skipped(tmp_path: Path, content: bytes) -> None:
+    loop = Loop()
     path = tmp_path / "memory"
     path.write_bytes(content)
-    memory = Memory(str(path))
-    assert memory.remembered() == []
-    memory.keep("worker:tag:0", {"failed": True})
-    memory.close()
-    memory = Memory(str(path))
-    assert memory.recall("worker:tag:0")["failed"] is True
-    memory.close()
+    state = make_state(str(path), loop)
+    assert state.component_ids() == []
+    state.close()
+    make_state(str(path), loop, w0="a" * 32).close()
+    state = RunState(str(path), loop)
+    assert state.recall("worker:tag:0")["invocation"] == "a" * 32
+    state.close()
+    loop.close()
+
+
+def test_a_run_state_that_cannot_be_written_is_retried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("nomarr_systemd.supervisor.run_state.RETRY_S", 0.02)
+    loop = Loop()
+    path = tmp_path / "memory"
+    path.mkdir()  # in the file's place
+    state = make_state(str(path), loop, w0="a" * 32, w1="b" * 32)
+    said = capfd.readouterr().err
+    assert said.count("the run state cannot be written") == 1
+    assert f"path={path}" in said
+    loop.turn()
+    path.rmdir()
+    while state._unwritten:
+        loop.turn()
+    assert "can be written again records=2" in capfd.readouterr().err
+    state.close()
+    state = RunState(str(path), loop)
+    assert sorted(state.component_ids()) == ["worker:tag:0", "worker:tag:1"]
+    state.close()
+    loop.close()
 
 
 @pytest.mark.parametrize("step", [1, 7, 20, 33, 450])
-def test_the_black_box_forgets_the_oldest(step: int) -> None:
-    box = BlackBox()
+def test_the_ring_forgets_the_oldest(step: int) -> None:
+    ring = FrameRing()
     lines = [b"%d" % n for n in range(1000)]
     for start in range(0, 1000, step):
-        box.add(lines[start : start + step])
+        ring.add(lines[start : start + step])
         seen = lines[: start + step]
-        assert box.lines() == seen[-CAPACITY:]
+        assert ring.lines() == seen[-CAPACITY:]
 
 
 def test_patterns() -> None:
@@ -175,7 +241,7 @@ def test_too_many_changes_to_tell(tmp_path: Path) -> None:
 
 
 def test_log_lines_are_limited_and_harmless(capfd: pytest.CaptureFixture[str]) -> None:
-    limited = Limited(burst=3, every_s=3600)
+    limited = RateLimit(burst=3, every_s=3600)
     for n in range(10):
         limited.log(WARNING, "too much", n=n)
     log(WARNING, "a\nb\x1b", component="worker:tag:0", error="c\nd", empty="")
@@ -186,6 +252,41 @@ def test_log_lines_are_limited_and_harmless(capfd: pytest.CaptureFixture[str]) -
         "<4>too much n=2",
         '<4>a\\nb\\x1b component=worker:tag:0 error=c\\nd empty=""',
     ]
+
+
+def test_a_log_that_nobody_reads_does_not_block() -> None:
+    """As when journald is stopped: its socket takes no more, and the program goes on."""
+    code = """
+from nomarr_systemd.supervisor.log import WARNING, log
+for n in range(5000):
+    log(WARNING, "x" * 400, n=n)
+print("done", flush=True)
+input()
+log(WARNING, "back")
+"""
+    ours, theirs = socket.socketpair()
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=theirs.fileno(),
+    ) as child:
+        assert child.stdin
+        assert child.stdout
+        theirs.close()
+        assert child.stdout.readline() == b"done\n"
+        ours.settimeout(0.1)
+        read = b""
+        with contextlib.suppress(TimeoutError):
+            while piece := ours.recv(1 << 20):
+                read += piece
+        kept = read.count(b"\n")
+        assert 10 < kept < 5000
+        child.stdin.write(b"\n")
+        child.stdin.flush()
+        ours.settimeout(PATIENCE_S)
+        assert ours.recv(4096) == b"<4>back lines_dropped=%d\n" % (5000 - kept)
+    ours.close()
 
 
 def test_history_is_pruned(tmp_path: Path) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,10 +15,13 @@ from typing import Any
 import pytest
 
 from nomarr_systemd.core.health import HealthRules
+from nomarr_systemd.core.ids import Component
+from nomarr_systemd.core.job import RunEnd
 from nomarr_systemd.host.configuration import read_applied
 from nomarr_systemd.supervisor.loop import Loop
-from nomarr_systemd.supervisor.run_state import Memory
+from nomarr_systemd.supervisor.run_state import RunState
 from nomarr_systemd.supervisor.supervisor import Supervisor
+from nomarr_systemd.supervisor.workers import Worker, Workers
 from tests.support.supervision import PATIENCE_S, Lab, Live, make_lab, status_of
 
 CALM = HealthRules(staleness_interval_s=3600, startup_timeout_s=3600)
@@ -158,7 +163,7 @@ def test_it_still_knows_what_it_was_told(lab: Lab) -> None:
     live = lab.live()
     assert live.ask(op="set_failed", component="worker:tag:0") == {"ok": True}
     told = {"component": "tag-1", "invocation": "a" * 32, "cause": "killed by SIGSEGV"}
-    assert live.ask(op="crashed", decision="restart after 1 s", **told)["ok"]
+    assert live.ask(op="crashed", deaths=[{**told, "decision": "restart after 1 s"}])["ok"]
     lab.kill()
     lab.start()
     shown = lab.snapshot()
@@ -285,8 +290,13 @@ class Inside:
         self.loop = Loop()
         self.settled: list[tuple[str, str, str]] = []
         self.supervisor = Supervisor(lab.paths, read_applied(lab.paths), self.loop, {})
-        self.supervisor.settle = lambda *what: self.settled.append(what)
+        setattr(self.supervisor._settler, "settle", self._note)  # noqa: B010 (for mypy)
         self.supervisor.start()
+        self.supervisor.watch_pipes()
+
+    def _note(self, end: RunEnd) -> None:
+        assert not end.counted
+        self.settled.append((end.component_id, end.invocation, end.cause))
 
     def turn_until(self, what: Callable[[], bool]) -> None:
         timer = self.loop.at(time.monotonic() + PATIENCE_S, self._give_up)
@@ -297,40 +307,45 @@ class Inside:
     def _give_up(self) -> None:
         raise AssertionError("it did not happen in time")
 
-    def status(self, component_id: str) -> str:
-        return self.supervisor.registry.workers[component_id].status
+    def worker(self, component_id: str) -> Worker:
+        return self.supervisor.workers.by_id[component_id]
+
+    def statuses(self) -> list[str]:
+        return [worker.status for worker in self.supervisor.workers]
 
     def close(self) -> None:
-        self.turn_until(lambda: not self.supervisor._inquiry._busy)  # its systemctl has ended
-        for worker in self.supervisor.registry.workers.values():
+        self.turn_until(lambda: not self.supervisor._actions._queries._busy)
+        for worker in self.supervisor.workers:
             self.loop.forget(worker.fd)
             os.close(worker.fd)
         self.supervisor.close()
         self.loop.close()
 
 
-def test_every_run_that_ended_is_settled_once(lab: Lab) -> None:
-    lab.configure(tag=3, health=CALM)
+def test_runs_that_left_or_were_stopped_are_settled_once(lab: Lab) -> None:
+    """All others wait for the controller's report."""
+    lab.configure(tag=4, health=CALM)
     first = Inside(lab)
-    runs = [lab.begin_run(f"tag-{n}") for n in range(3)]
-    writers = [lab.writer(f"tag-{n}") for n in range(3)]
+    runs = [lab.begin_run(f"tag-{n}") for n in range(4)]
+    writers = [lab.writer(f"tag-{n}") for n in range(4)]
     for n, writer in enumerate(writers):
-        writer.frame("stopping" if n == 1 else "healthy")
+        writer.frame("stopping" if n == 1 else "healthy", invocation=runs[n])
+    first.turn_until(lambda: first.statuses() == ["healthy", "stopping", "healthy", "healthy"])
     names = [writer.component_id for writer in writers]
-    words = ["healthy", "stopping", "healthy"]
-    first.turn_until(lambda: [first.status(name) for name in names] == words)
-    assert first.supervisor.registry.running() == dict(zip(names, runs, strict=True))
     for n in range(2):
         writers[n].close()
         lab.end_run(f"tag-{n}")
-    first.turn_until(lambda: len(first.settled) >= 2)
-    expected = [(names[0], runs[0], "pipe-closed"), (names[1], runs[1], "left by itself")]
-    assert sorted(first.settled) == expected
+    first.turn_until(lambda: first.statuses()[:2] == ["crashed", "stopped"])
+    assert first.settled == [(names[1], runs[1], "left by itself")]
     first.close()
-    writers[2].close()
-    lab.end_run("tag-2")  # while nobody is there
+    for n in (2, 3):
+        writers[n].close()
+    lab.request_stop("tag-3")
+    for n in (2, 3):
+        lab.end_run(f"tag-{n}")  # without a supervisor
     second = Inside(lab)
-    assert second.settled == [(names[2], runs[2], "pipe-closed")]
+    assert second.settled == [(names[3], runs[3], "stopped")]
+    assert second.statuses()[2:] == ["crashed", "stopped"]
     second.close()
     third = Inside(lab)
     assert third.settled == []
@@ -341,15 +356,99 @@ def test_a_kill_that_was_begun_is_remembered(lab: Lab) -> None:
     lab.configure(tag=1, health=CALM)
     run = lab.begin_run("tag-0")
     os.makedirs(os.path.dirname(lab.paths.live), exist_ok=True)
-    memory = Memory(f"{os.path.dirname(lab.paths.live)}/memory")
-    memory.keep("worker:tag:0", {"invocation": run, "label": "stale"})
-    memory.close()
+    loop = Loop()
+    state = RunState(f"{os.path.dirname(lab.paths.live)}/memory", loop)
+    worker = Workers().add(Component("tag", 0), -1)
+    worker.begin(run, "")
+    worker.label = "stale"
+    state.keep(worker)
+    state.close()
+    loop.close()
     inside = Inside(lab)
-    assert inside.status("worker:tag:0") == "crashed"
+    assert inside.statuses() == ["crashed"]
     lab.end_run("tag-0")
-    inside.turn_until(lambda: bool(inside.settled))
-    assert inside.settled == [("worker:tag:0", run, "stale")]
-    ended = inside.supervisor.registry.workers["worker:tag:0"].ended
+    inside.turn_until(lambda: inside.worker("worker:tag:0").ended is not None)
+    ended = inside.worker("worker:tag:0").ended
     assert ended
-    assert ended.label == "stale"
+    assert (ended.invocation, ended.label) == (run, "stale")
+    assert inside.settled == []
     inside.close()
+
+
+@pytest.mark.parametrize("names_its_run", [True, False])
+def test_a_farewell_of_an_earlier_run_says_nothing_of_the_present_one(
+    lab: Lab, names_its_run: bool
+) -> None:
+    """A worker that was down is started, stopped and started while the supervisor hangs."""
+    lab.configure(tag=1, health=CALM._replace(staleness_interval_s=0.1))
+    lab.start()
+    os.kill(lab.pid, signal.SIGSTOP)
+    writer = lab.writer("tag-0")
+    for status in ("stopping", "healthy"):
+        run = lab.begin_run("tag-0")
+        fields = {"invocation": run} if names_its_run else {}
+        writer.frame(**fields)
+        writer.frame(status, **fields)
+        if status == "stopping":
+            lab.request_stop("tag-0")
+            lab.end_run("tag-0")
+    events = lab.subscribe()
+    os.kill(lab.pid, signal.SIGCONT)
+    crash = events.until(lambda event: event["type"] == "worker:crash")[-1]
+    assert (crash["cause"], crash["invocation"]) == ("stale", run)
+
+
+def test_frames_of_a_new_run_that_were_read_with_the_old_ones_are_its_own(lab: Lab) -> None:
+    lab.configure(tag=1, health=CALM)
+    lab.start()
+    events = lab.subscribe()
+    first = lab.begin_run("tag-0")
+    writer = lab.writer("tag-0")
+    writer.frame(invocation=first, job="a")
+    events.until(status_of("healthy"))
+    os.kill(lab.pid, signal.SIGSTOP)
+    writer.frame(invocation=first, job="b")
+    lab.end_run("tag-0")
+    second = lab.begin_run("tag-0")
+    writer.frame(invocation=second, job="c")
+    os.kill(lab.pid, signal.SIGCONT)
+    shown = events.until(lambda event: event["worker"]["current_job"] == "c")[-1]["worker"]
+    assert (shown["status"], shown["invocation"]) == ("healthy", second)
+    answer = lab.live().ask(op="label", component="tag-0", invocation=first)
+    assert answer == {"ok": True, "label": "", "job": "b"}
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can mount a small file system")
+def test_a_full_run_does_not_end_it(lab: Lab) -> None:
+    lab.configure(tag=3, health=CALM)
+    place = os.path.dirname(lab.paths.live)
+    os.makedirs(place)
+    small = ["mount", "-t", "tmpfs", "-o", "size=16k,mode=755", "tmpfs", place]
+    subprocess.run(small, check=True)
+    try:
+        with contextlib.suppress(OSError), open(f"{place}/filler", "wb", buffering=0) as file:
+            while True:
+                file.write(b"x" * 4096)
+        lab.start()
+        events = lab.subscribe()
+        runs = [lab.begin_run(f"tag-{n}") for n in range(3)]
+        for n in range(3):
+            lab.writer(f"tag-{n}").frame()
+            events.until(status_of("healthy", f"worker:tag:{n}"))
+        assert "the run state cannot be written" in lab.said()
+        assert lab.said().count("the run state cannot be written") == 1
+        os.unlink(f"{place}/filler")
+        deadline = time.monotonic() + PATIENCE_S
+        while "the run state can be written again" not in lab.said():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        lab.kill()
+        lab.end_run("tag-0")
+        lab.start()
+        shown = lab.snapshot()["worker:tag:0"]
+        assert (shown["status"], shown["last_crash"]["invocation"]) == ("crashed", runs[0])
+        assert lab.kill(signal.SIGTERM) == 0
+    finally:
+        if lab.child:
+            lab.kill()
+        subprocess.run(["umount", "-l", place], check=True)

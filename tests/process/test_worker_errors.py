@@ -59,11 +59,11 @@ def test_not_ready_backs_off_and_comes_back(start: Start) -> None:
     worker.tell("notready")
     worker.until_frame(status="unhealthy", phase="backing_off")
     worker.tell("notready", "notready", "error")
-    worker.until(lambda: "trying again in 0.1 s" in worker.stderr)
-    waits = [line.split()[-2] for line in worker.stderr.split("\n") if "trying again" in line]
+    worker.until(lambda: "retrying in 0.1 s" in worker.stderr)
+    waits = [line.split()[-2] for line in worker.stderr.split("\n") if "retrying in" in line]
     assert waits[:3] == ["0.02", "0.04", "0.08"]
     worker.until(
-        lambda: any("preflight failed: nvidia-smi; trying" in text for text in worker.statuses())
+        lambda: any("preflight failed: nvidia-smi; retrying" in text for text in worker.statuses())
     )
     # It checks before it takes the job again, and before the job itself.
     worker.tell("ok", "ok")
@@ -71,7 +71,7 @@ def test_not_ready_backs_off_and_comes_back(start: Start) -> None:
     assert frame["metrics"]["consecutive_errors"] == 0
     worker.tell("notready")
     worker.until_frame(status="unhealthy", phase="backing_off")
-    assert worker.stderr.rstrip().endswith("the GPU went away; trying again in 0.02 s")
+    assert worker.stderr.rstrip().endswith("the GPU went away; retrying in 0.02 s")
     worker.tell("ok", "ok", "done")
     worker.until(lambda: "did a" in worker.stderr)
 
@@ -100,8 +100,8 @@ def test_a_supervisor_lost_while_backing_off(start: Start) -> None:
     [
         ("tests.process.nowhere:Told", "No module named 'tests.process.nowhere'"),
         ("tests.support.sample_workers:Nobody", "Nobody does not exist in "),
-        ("tests.support.sample_workers:NoWorker", "NoWorker is no subclass of Worker in "),
-        ("tests.support.sample_workers:hear", "hear is no subclass of Worker in "),
+        ("tests.support.sample_workers:NoWorker", "NoWorker is not a subclass of Worker in "),
+        ("tests.support.sample_workers:hear", "hear is not a subclass of Worker in "),
         ("no/such:thing", '"no/such:thing" names no class'),
     ],
 )
@@ -118,15 +118,15 @@ def test_an_entrypoint_that_cannot_be_loaded(start: Start, entrypoint: str, mess
 @pytest.mark.parametrize(
     ("environment", "message"),
     [
-        ({"NOMARR_SETTINGS": "{"}, "NOMARR_SETTINGS is no JSON"),
-        ({"NOMARR_SETTINGS": "[]"}, "NOMARR_SETTINGS is no JSON object"),
+        ({"NOMARR_SETTINGS": "{"}, "NOMARR_SETTINGS is not JSON"),
+        ({"NOMARR_SETTINGS": "[]"}, "NOMARR_SETTINGS is not a JSON object"),
         ({"NOMARR_SETTINGS": '{"frame_interval_s":0}'}, "frame_interval_s is '0'"),
         ({"NOMARR_SETTINGS": '{"stall_timeout_s":NaN}'}, "stall_timeout_s is 'nan'"),
         ({"NOMARR_SETTINGS": '{"idle_evict_s":"1"}'}, "idle_evict_s is '1'"),
         ({"NOMARR_COMPONENT_ID": "worker"}, "NOMARR_COMPONENT_ID"),
         ({"NOMARR_COMPONENT_ID": None}, "NOMARR_COMPONENT_ID"),
         ({"WATCHDOG_USEC": "soon"}, "WATCHDOG_USEC is 'soon'"),
-        ({"NOMARR_HEALTH_PIPE": "/dev/null"}, "the health pipe /dev/null is no FIFO"),
+        ({"NOMARR_HEALTH_PIPE": "/dev/null"}, "the health pipe /dev/null is not a FIFO"),
         ({"NOMARR_HEALTH_PIPE": "/dev/null/x"}, "cannot open the health pipe /dev/null/x"),
     ],
 )

@@ -119,7 +119,7 @@ def test_a_frame_thread_that_fails_is_said_and_ends_the_pings(start: Start) -> N
     worker.until(lambda: worker.count("WATCHDOG=1"))
     worker.tell("a")
     worker.until(lambda: worker.count("WATCHDOG=1") and "no frame today" in worker.stderr)
-    assert "the frame thread failed; this worker is silent now" in worker.stderr
+    assert "the frame thread failed; this worker sends no more frames" in worker.stderr
     pinged, framed = worker.count("WATCHDOG=1"), len(worker.frames)
     worker.tell("done", *["more", "done"] * 50, "last", "done")  # the main thread frames no more
     worker.until(lambda: "did last" in worker.stderr)

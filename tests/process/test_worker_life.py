@@ -221,7 +221,7 @@ def test_without_a_reader_it_does_not_even_load(start: Start) -> None:
     assert first.wait() == 75
     worker = start("LoadsBadly", environment={"NOMARR_HEALTH_PIPE": str(first.pipe)})
     assert worker.wait() == 75
-    assert "nobody reads the health pipe" in worker.stderr
+    assert "has no reader" in worker.stderr
     assert "no such model" not in worker.stderr
     gone = start("LoadsBadly", environment={"NOMARR_HEALTH_PIPE": "/nonexistent/health/tag-0"})
     assert gone.wait() == 75

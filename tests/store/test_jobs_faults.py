@@ -10,7 +10,7 @@ import pytest
 
 from nomarr_systemd.config.values import Pool, StoreSettings
 from nomarr_systemd.core.errors import StoreUnavailable
-from nomarr_systemd.core.job import Owner, key_of
+from nomarr_systemd.core.job import Owner, RunEnd, key_of
 from nomarr_systemd.jobs import queue
 from nomarr_systemd.jobs.claims import CLAIMS, Claims
 from nomarr_systemd.jobs.settlement import settle
@@ -110,8 +110,8 @@ def test_a_death_is_settled_once(
         first.fault(kind=kind, match=match, times=2)
         outcome = insist(
             lambda store=with_fault, run=invocation: settle(  # type: ignore[misc]
-                store, pool, "worker:tag:0", run, "killed", 1
-            )
+                store, pool, RunEnd("worker:tag:0", run, "killed", 1)
+            )[0]
         )
         first.fault()
         with_fault.close()

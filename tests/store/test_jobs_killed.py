@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from nomarr_systemd.config.values import Pool
-from nomarr_systemd.core.job import CrashPolicy
+from nomarr_systemd.core.job import CrashPolicy, Outcome, RunEnd
 from nomarr_systemd.jobs import queue
 from nomarr_systemd.jobs.claims import CLAIMS
-from nomarr_systemd.jobs.settlement import Outcome, settle
+from nomarr_systemd.jobs.settlement import settle
 from nomarr_systemd.store.protocol import Store
 from tests.support.jobbers import BROKEN, POISON, start
 from tests.support.places import Place
@@ -49,9 +49,9 @@ class Pit:
         invocation, child = self.children.pop(number)
         child.kill()
         child.communicate()
-        name = f"worker:tag:{number}"
-        outcome = settle(self.store, self.pool, name, invocation, "killed by signal 9", 1)
-        assert settle(self.store, self.pool, name, invocation, "killed by signal 9", 2) == outcome
+        end = RunEnd(f"worker:tag:{number}", invocation, "killed by signal 9", 1)
+        outcome, _ = settle(self.store, self.pool, end)
+        assert settle(self.store, self.pool, end._replace(wall_ms=2)) == (outcome, False)
         self.outcomes.append(outcome)
         if again:
             self.start(number)

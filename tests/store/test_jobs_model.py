@@ -18,15 +18,25 @@ from hypothesis.stateful import (
 from nomarr_systemd.config.values import Pool
 from nomarr_systemd.core import job
 from nomarr_systemd.core.errors import NomarrError
-from nomarr_systemd.core.job import REBOOTED, STOPPED, UNCOUNTED, CrashPolicy, Owner
+from nomarr_systemd.core.job import (
+    LEFT,
+    REBOOTED,
+    STOPPED,
+    CrashPolicy,
+    Outcome,
+    Owner,
+    RunEnd,
+    Settled,
+)
 from nomarr_systemd.jobs import queue
 from nomarr_systemd.jobs.claims import CLAIMS, Claims, End
-from nomarr_systemd.jobs.settlement import Outcome, Settled, clear_pool, failure_of, settle
+from nomarr_systemd.jobs.settlement import clear_pool, failure_of, settle
 from nomarr_systemd.store.protocol import Store
 from tests.support.places import Place
 
 PATHS = ["/a", "/b/ä", "/c\udcff", "/d\n"]
-CAUSES = ["killed by signal 9", "killed by signal 9", STOPPED, REBOOTED]
+UNCOUNTED = (STOPPED, REBOOTED, LEFT)
+CAUSES = ["killed by signal 9", "killed by signal 9", *UNCOUNTED]
 _invocations = itertools.count(1)
 
 
@@ -130,20 +140,26 @@ class Machine(RuleBasedStateMachine):
     ) -> None:
         run = self.runs[number]
         pool = Pool("tag", crash_policy=policy, crash_max_retries=limit)
-        outcome = settle(self.store, pool, run.component_id, run.invocation, cause, 1)
-        expected = self._die(run, cause, policy, limit)
-        assert outcome == expected
-        if again and cause not in UNCOUNTED:
-            assert settle(self.store, pool, run.component_id, run.invocation, cause, 2) == outcome
+        end = RunEnd(run.component_id, run.invocation, cause, 1, counted=cause not in UNCOUNTED)
+        assert settle(self.store, pool, end)[0] == self._die(run, end, policy, limit)
+        if again and end.counted:
+            assert not settle(self.store, pool, end._replace(wall_ms=2))[1]
+        elif again and cause == LEFT:
+            # It said goodbye, and systemd reports a bad exit status: counted now, jobs untouched.
+            end = end._replace(cause="exit status 70", counted=True)
+            outcome, _ = settle(self.store, pool, end)
+            self.crashes += 1
+            assert (outcome.counted, outcome.fail_pool) == (True, self._judge(limit))
+            assert settle(self.store, pool, end) == (outcome, False)
         self.runs[number] = Run(self.store, number)
 
-    def _die(self, run: Run, cause: str, policy: str, limit: int | None) -> Outcome:
+    def _die(self, run: Run, end: RunEnd, policy: str, limit: int | None) -> Outcome:
         settled: list[Settled] = []
         quarantined: tuple[str, ...] = ()
         refund: list[str] = []
-        if cause == STOPPED:
+        if end.cause == STOPPED:
             self.crashes = 0
-        counted = cause not in UNCOUNTED
+        counted = end.counted
         self.crashes += counted
         if run.job is not None and run.has(self.model):
             job = self.model[run.job]
@@ -157,16 +173,7 @@ class Machine(RuleBasedStateMachine):
             assert path is not None
             settled = [Settled(run.job, path["path"], job["status"])]
         self.crashes = max(0, self.crashes - len(refund))
-        failed = ""
-        if counted and not quarantined and limit is not None and self.crashes > limit:
-            failed = (
-                f"{self.crashes} crashes since the last clean stop,"
-                f" and crash_max_retries is {limit}"
-            )
-            self.failed = failed
-            for each in self.model.values():
-                if each["status"] in ("pending", "running"):
-                    each["status"] = "error"
+        failed = self._judge(limit) if counted and not quarantined else ""
         return Outcome(
             run.component_id,
             run.invocation,
@@ -176,6 +183,17 @@ class Machine(RuleBasedStateMachine):
             failed,
             counted,
         )
+
+    def _judge(self, limit: int | None) -> str:
+        if limit is None or self.crashes <= limit:
+            return ""
+        self.failed = (
+            f"{self.crashes} crashes since the last clean stop, and crash_max_retries is {limit}"
+        )
+        for each in self.model.values():
+            if each["status"] in ("pending", "running"):
+                each["status"] = "error"
+        return self.failed
 
     @precondition(lambda self: self.model)
     @rule(data=st.data())

@@ -202,7 +202,7 @@ class RunningWorker:
                 if self.eof and self._reader in self._selector.get_map():
                     self._selector.unregister(self._reader)
                 return
-            self.frames += [frame.fields for frame in self.decoder.feed(chunk)]
+            self.frames += [dict(frame.fields) for frame in self.decoder.feed(chunk)]
 
     def _read_messages(self) -> None:
         with suppress(BlockingIOError):

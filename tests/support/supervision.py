@@ -25,7 +25,7 @@ from nomarr_systemd.core.health import HealthRules
 from nomarr_systemd.core.ids import parse_component
 from nomarr_systemd.host.layout import Paths
 
-PATIENCE_S = 60.0  # for anything that is certain to come
+PATIENCE_S = 20.0  # for anything that is certain to come
 
 # dup2 the descriptors to 3, 4, … as systemd passes them, then become the program.
 PASS = """
@@ -173,7 +173,7 @@ class Lab:
         os.chmod(self.root, 0o755)
         self.paths = Paths(f"{self.root}/run", f"{self.root}/state", user=True)
         self.units = f"{self.root}/run/systemd/units"
-        for directory in (self.units, self.paths.state, self.paths.stop):
+        for directory in (self.units, self.paths.state):
             os.makedirs(directory)
         self.manager = Manager(f"{self.root}/notify")
         self.child: subprocess.Popen[bytes] | None = None
@@ -239,19 +239,35 @@ class Lab:
         self.manager.wait_for(lambda _: self.manager.count("READY=1") > before)
 
     def begin_run(self, instance: str, invocation: str = "") -> str:
-        """What systemd does when a unit starts: the link, renamed into place."""
+        """What systemd does when a worker starts: its link, and that of its wanted unit unless
+        that is there, renamed into place."""
         self._invocations += 1
         invocation = invocation or f"{self._invocations:032x}"
-        path = self._link(instance)
-        os.symlink(invocation, path + ".new")
-        os.rename(path + ".new", path)
+        component = parse_component(instance)
+        if not os.path.islink(self._link(component.wanted_unit)):
+            self.want(instance)
+        self._put_link(component.unit, invocation)
         return invocation
 
     def end_run(self, instance: str) -> None:
-        os.unlink(self._link(instance))
+        os.unlink(self._link(parse_component(instance).unit))
 
-    def _link(self, instance: str) -> str:
-        return f"{self.units}/invocation:{parse_component(instance).unit}"
+    def want(self, instance: str) -> None:
+        """A start of the wanted unit, or a restart: a new invocation in any case."""
+        self._invocations += 1
+        self._put_link(parse_component(instance).wanted_unit, f"{self._invocations:032x}")
+
+    def request_stop(self, instance: str) -> None:
+        """What systemd does at once when a stop of the worker is requested."""
+        os.unlink(self._link(parse_component(instance).wanted_unit))
+
+    def _put_link(self, unit: str, invocation: str) -> None:
+        path = self._link(unit)
+        os.symlink(invocation, path + ".new")
+        os.rename(path + ".new", path)
+
+    def _link(self, unit: str) -> str:
+        return f"{self.units}/invocation:{unit}"
 
     def writer(self, instance: str) -> Writer:
         component = parse_component(instance)

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nomarr_systemd.config.values import Pool
 from nomarr_systemd.core import job
 from nomarr_systemd.core.errors import BadName
-from nomarr_systemd.core.job import Certificate, CrashPolicy, Owner
+from nomarr_systemd.core.job import LEFT, REBOOTED, STOPPED, CrashPolicy, Doc, Owner, RunEnd
 from nomarr_systemd.store.protocol import check_key, encode
 
 RAW = st.binary(min_size=1, max_size=300).filter(lambda raw: b"\0" not in raw)
@@ -51,8 +52,8 @@ def test_what_no_file_system_allows_is_refused(path: str) -> None:
         job.make_job("No Pool", "/a", 1)
 
 
-def death(n: int, cause: str = "killed by signal 9") -> Certificate:
-    return Certificate("worker:tag:3", f"{n:032x}", cause, 1000 + n)
+def death(n: int, cause: str = "killed by signal 9", *, counted: bool = True) -> RunEnd:
+    return RunEnd("worker:tag:3", f"{n:032x}", cause, 1000 + n, counted)
 
 
 def in_hand(n: int, doc: dict[str, object] | None = None) -> dict[str, object]:
@@ -60,47 +61,47 @@ def in_hand(n: int, doc: dict[str, object] | None = None) -> dict[str, object]:
 
 
 def test_a_crash_fails_the_job_and_says_who_and_why() -> None:
-    doc = job.settle(in_hand(1), death(1), "restart-fail-in-flight", 2)
+    doc = job.settle_job(in_hand(1), death(1), "restart-fail-in-flight", 2)
     assert doc["status"] == "error"
     assert doc["error"]["type"] == "WorkerCrashedError"
     assert (doc["error"]["pool"], doc["error"]["worker_index"]) == ("tag", 3)
     assert doc["error"]["cause"] == "killed by signal 9"
-    assert job.is_certified(doc, f"{1:032x}")
-    assert not job.is_certified(doc, f"{2:032x}")
+    assert job.has_crash(doc, f"{1:032x}")
+    assert not job.has_crash(doc, f"{2:032x}")
 
 
 @pytest.mark.parametrize("policy", ["restart-fail-in-flight", "restart-requeue-in-flight"])
 def test_the_second_death_quarantines_whatever_the_policy(policy: CrashPolicy) -> None:
-    doc = job.requeue(job.settle(in_hand(1), death(1), policy, 2), 5)
-    doc = job.settle(in_hand(2, doc), death(2), policy, 2)
+    doc = job.requeue(job.settle_job(in_hand(1), death(1), policy, 2), 5)
+    doc = job.settle_job(in_hand(2, doc), death(2), policy, 2)
     assert doc["status"] == "quarantined"
-    assert [each.invocation for each in job.certificates(doc)] == [f"{n:032x}" for n in (1, 2)]
+    assert [each.invocation for each in job.crashes_of(doc)] == [f"{n:032x}" for n in (1, 2)]
     # Released, it has its lives again, and what was is still on record.
     doc = job.release(doc, 9)
     assert doc["status"] == "pending"
-    assert job.certificates(doc) == []
+    assert job.crashes_of(doc) == []
     assert len(doc["crashes"]) == 2
-    doc = job.settle(in_hand(3, doc), death(3), policy, 2)
+    doc = job.settle_job(in_hand(3, doc), death(3), policy, 2)
     assert doc["status"] != "quarantined"
 
 
-@pytest.mark.parametrize("cause", job.UNCOUNTED)
+@pytest.mark.parametrize("cause", [STOPPED, REBOOTED, LEFT])
 def test_a_stop_and_a_reboot_are_not_held_against_a_job(cause: str) -> None:
-    doc = job.settle(in_hand(1), death(1, cause), "restart-fail-in-flight", 1)
+    doc = job.settle_job(in_hand(1), death(1, cause, counted=False), "restart-fail-in-flight", 1)
     assert doc["status"] == "error"
-    assert job.certificates(doc) == []
-    doc = job.settle(in_hand(1), death(1, cause), "restart-requeue-in-flight", 1)
+    assert job.crashes_of(doc) == []
+    doc = job.settle_job(in_hand(1), death(1, cause, counted=False), "restart-requeue-in-flight", 1)
     assert doc["status"] == "pending"
 
 
-def test_certificates_are_bounded_and_forgiveness_moves_with_them() -> None:
+def test_crashes_are_bounded_and_forgiveness_moves_with_them() -> None:
     doc = job.make_job("tag", "/a", 1)
     for n in range(60):
-        doc = job.settle(in_hand(n, doc), death(n), "restart-requeue-in-flight", 2)
+        doc = job.settle_job(in_hand(n, doc), death(n), "restart-requeue-in-flight", 2)
         if doc["status"] == "quarantined":
-            assert len(job.certificates(doc)) == 2
+            assert len(job.crashes_of(doc)) == 2
             doc = job.release(doc, n)
-    assert len(doc["crashes"]) == job.MAX_CERTIFICATES
+    assert len(doc["crashes"]) == job.MAX_CRASHES
 
 
 def test_an_error_of_any_text_can_be_kept() -> None:
@@ -108,3 +109,45 @@ def test_an_error_of_any_text_can_be_kept() -> None:
         kept = job.describe_error(RuntimeError(text))
         json.dumps(kept, ensure_ascii=False).encode()
         assert 0 < len(kept["message"]) <= 2000
+
+
+BOOKS: Doc = {"_key": "pool:tag", "crashes": 0, "failed": None, "records": []}
+runs = st.integers(0, 5)
+
+
+@given(
+    st.lists(st.tuples(runs, st.booleans(), st.sampled_from(["killed", STOPPED, LEFT]))),
+    st.sampled_from(["restart-fail-in-flight", "restart-requeue-in-flight", "fail-pool"]),
+    st.sampled_from([None, 0, 2]),
+)
+def test_a_settlement_can_be_repeated(
+    ends: list[tuple[int, bool, str]], policy: CrashPolicy, limit: int | None
+) -> None:
+    """Whatever ended before: the same call again changes nothing, and gives the same outcome;
+    also if only the jobs of the first call were written."""
+    pool = Pool("tag", crash_policy=policy, crash_max_retries=limit, job_max_crashes=2)
+    books, doc = BOOKS, job.make_job("tag", "/a", 1)
+    counted = set()
+    for n, blamed, cause in ends:
+        if doc["status"] == "pending":
+            doc = in_hand(n, doc)
+        end = death(n, cause, counted=blamed)
+        changed, after, outcome = job.settle(books, [doc], end, pool)
+        written = changed[0] if changed else doc
+        if blamed:  # an uncounted end leaves no trace in the job
+            again, cut, same = job.settle(books, [written], end, pool)
+            assert (again, cut, same) == ([], after, outcome)
+            counted.add(n)
+        again, still, same = job.settle(after, [written], end, pool)
+        assert (again, same) == ([], outcome)
+        assert still["records"] == after["records"]
+        books, doc = after, written
+        assert json.loads(json.dumps(books)) == json.loads(
+            json.dumps(still | {"crashes": books["crashes"]})
+        )
+        found = job.find_outcome(json.loads(json.dumps(books)), end.invocation)
+        assert found == (outcome if outcome.counted or outcome.settled else None)
+    assert {each["invocation"] for each in books["records"] if each["counted"]} == {
+        f"{n:032x}" for n in counted
+    }
+    assert books["crashes"] <= len(counted)

@@ -28,6 +28,7 @@ from nomarr_systemd.systemd.unit_files import (
     render_files,
     render_target,
 )
+from nomarr_systemd.worker.environment import Settings
 
 WORKER = Component("tag", 0)
 POOL = '[pool.tag]\nworkers = 2\nentrypoint = "package.module:Class"\n'
@@ -81,7 +82,9 @@ def test_a_python_worker() -> None:
     ]
     [line] = [line for line in service if "NOMARR_SETTINGS=" in line]
     told = read_as_systemd(line.removeprefix("Environment="))
-    assert json.loads(told.removeprefix("NOMARR_SETTINGS="))["stall_timeout_s"] == 300
+    settings = json.loads(told.removeprefix("NOMARR_SETTINGS="))
+    assert settings["stall_timeout_s"] == 300
+    assert settings.keys() == set(Settings._fields)  # what the worker reads, and no more
 
 
 def test_a_command_may_be_notified_for_by_its_children() -> None:

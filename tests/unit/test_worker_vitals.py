@@ -50,9 +50,9 @@ def test_the_average_rolls() -> None:
         ),
         (Condition("stopping", "stopping"), "stopping", "stopping"),
         (
-            Condition("unhealthy", "backing_off", note="no GPU; trying again in 4 s"),
+            Condition("unhealthy", "backing_off", note="no GPU; retrying in 4 s"),
             "",
-            "backing off: no GPU; trying again in 4 s",
+            "backing off: no GPU; retrying in 4 s",
         ),
         # No job's name may speak to systemd in our place.
         (Condition("healthy", "processing", "a\nREADY=1"), "", "processing a\\nREADY=1"),
