@@ -8,10 +8,15 @@ from functools import cache
 from nomarr_systemd.core.time import Moment
 
 
+def wall_ms() -> int:
+    """Milliseconds since 1970, by the clock on the wall."""
+    return time.time_ns() // 1_000_000
+
+
 def now() -> Moment:
     """The present moment by wall time and by time since boot, suspend included."""
     return Moment(
-        time.time_ns() // 1_000_000,
+        wall_ms(),
         read_boot_id(),
         time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000,
     )

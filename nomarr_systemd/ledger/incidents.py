@@ -1,4 +1,4 @@
-"""Incidents, one document per pool, changed only by compare-and-swap (DESIGN §12)."""
+"""Incidents, one document per pool, changed only by compare-and-swap (docs/policy.md#incidents)."""
 
 from __future__ import annotations
 

@@ -7,10 +7,10 @@ Requests, answers and events are lines of JSON. A request is an object with ``op
 from __future__ import annotations
 
 import re
-import time
 from typing import Any, Final
 
 from nomarr_systemd.core.errors import BadName
+from nomarr_systemd.host.clock import wall_ms
 
 SUBSCRIBE: Final = "subscribe"
 SNAPSHOT: Final = "snapshot"
@@ -55,7 +55,7 @@ def queue_topic(pool: str) -> str:
 
 
 def make_event(topic: str, kind: str, **content: object) -> dict[str, Any]:
-    return {"topic": topic, "type": kind, "timestamp": time.time_ns() // 1_000_000, **content}
+    return {"topic": topic, "type": kind, "timestamp": wall_ms(), **content}
 
 
 class Patterns:

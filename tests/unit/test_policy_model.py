@@ -1,4 +1,4 @@
-"""The policy against a brute-force model written from the text of DESIGN §9 alone.
+"""The policy against a brute-force model written from the text of docs/policy.md alone.
 
 The model keeps every event that ever happened and works each answer out from the beginning. It
 shares no helper with the code: no ring, no window list, no running exponent, no clock arithmetic.
