@@ -49,7 +49,7 @@ def to_json(report: Report) -> dict[str, Any]:
             "failure_reason": witnesses.account.failure_reason,
             "line": report.now,
         },
-        "death": death and death._asdict() | {"never_ran": death.never_ran},
+        "death": death and death.to_dict(),
         "trace": trace
         and {
             "kind": trace.kind,

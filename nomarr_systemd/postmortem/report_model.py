@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
+from nomarr_systemd.core.death import Death
 from nomarr_systemd.core.ledger_record import Record
 from nomarr_systemd.postmortem.run_log import Coredump, Line
 from nomarr_systemd.postmortem.stack_traces import Trace
@@ -15,22 +16,43 @@ _NEVER_RAN: Final = range(200, 244)  # exit statuses of systemd: it could not ex
 
 
 class DeathFacts(NamedTuple):
-    """What is known of one death."""
+    """A death, and what the witnesses add to it."""
 
-    invocation: str  # with "#n" for a failed start job
-    kind: str
-    code: int
-    line: str
-    at_ms: int
-    run_ms: int | None = None
+    death: Death
+    at_ms: int  # wall time
     job: str = ""
     memory_peak: int = 0  # bytes; 0: unknown
     memory_max: str = ""
     progress_age_s: float | None = None
 
     @property
+    def invocation(self) -> str:
+        return self.death.invocation
+
+    @property
+    def kind(self) -> str:
+        return self.death.kind
+
+    @property
+    def code(self) -> int:
+        return self.death.code
+
+    @property
+    def line(self) -> str:
+        return self.death.line
+
+    @property
+    def run_ms(self) -> int | None:
+        return self.death.run_ms
+
+    @property
     def never_ran(self) -> bool:
         return self.kind == "start-job" or (self.kind == "exit" and self.code in _NEVER_RAN)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields of docs/json.md."""
+        names = ("invocation", "kind", "code", "line", "at_ms", "run_ms", *self._fields[2:])
+        return {name: getattr(self, name) for name in (*names, "never_ran")}
 
 
 class Repeats(NamedTuple):

@@ -81,8 +81,7 @@ def _report_start(witnesses: Witnesses, journal: Journal, terms: JournalTerms) -
         return _report_no_death(witnesses)
     texts = clean_lines(failed.text)
     lines = tuple(Line(failed.wall_us, "systemd", None, 4, text) for text in texts)
-    ended = classify("", start_job=True)
-    death = DeathFacts("", ended.kind, ended.code, ended.line, failed.wall_us // 1000)
+    death = DeathFacts(classify("", start_job=True), failed.wall_us // 1000)
     report = _report_death(witnesses, journal, terms, death, RunLog(lines=lines))
     return report._replace(broken=_find_broken(witnesses))
 
@@ -160,13 +159,10 @@ def _make_death(
         peak = int(witnesses.facts["MemoryPeak"])
         peak = 0 if peak >= 1 << 63 else peak
     limit = witnesses.facts.get("MemoryMax", "")
+    name = witnesses.component.component_id
     return DeathFacts(
-        invocation,
-        ended.kind,
-        ended.code,
-        ended.line,
+        ended._replace(component_id=name, invocation=invocation, run_ms=run_ms),
         at_ms or witnesses.now.wall_ms,
-        run_ms,
         memory_peak=peak,
         memory_max="" if limit in ("infinity", "[not set]") else limit,
     )

@@ -50,9 +50,8 @@ def make(kind: str = "exit", code: int = 1, *, text: str = "", **fields: Any) ->
         Component("tag", 0), Paths("/run", "/var/lib/nomarr"), NOW, facts,
         Account("worker:tag:0"), "", {"status": text}, (),
     )  # fmt: skip
-    death = DeathFacts(
-        RUN, kind, code, recall(kind, code).line, NOW.wall_ms, 5, shown, 1 << 20, "1048576", 2.5
-    )
+    ended = recall(kind, code)._replace(invocation=RUN, run_ms=5)
+    death = DeathFacts(ended, NOW.wall_ms, shown, 1 << 20, "1048576", 2.5)
     return Report(
         witnesses,
         "died",

@@ -1,4 +1,4 @@
-"""The health machine: the table of docs/contract.md cell by cell, and its invariants by Hypothesis."""
+"""The health machine: the table of docs/contract.md cell by cell; its invariants by Hypothesis."""
 
 from __future__ import annotations
 

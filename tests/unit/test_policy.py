@@ -1,4 +1,4 @@
-"""The restart policy: the table of docs/policy.md, its order of questions, and the seeds' edge cases."""
+"""The restart policy: the table of docs/policy.md, the order of questions, edge cases."""
 
 from __future__ import annotations
 
