@@ -25,7 +25,7 @@ from nomarr_systemd.core.health import HealthRules
 from nomarr_systemd.core.ids import parse_component
 from nomarr_systemd.host.layout import Paths
 
-PATIENCE_S = 20.0  # for anything that is certain to come
+PATIENCE_S = 60.0  # for anything that is certain to come
 
 # dup2 the descriptors to 3, 4, … as systemd passes them, then become the program.
 PASS = """
