@@ -68,11 +68,11 @@ def act(site: Site, intents: Sequence[Intent]) -> Done:
     _book(site, intents)
     kept = _spool(site, _pick(intents, do.Spool))
     _release(site, _pick(intents, do.Release))
-    refused |= _stop(site, [each.component.unit for each in _pick(intents, do.Stop)])
+    _stop(site, [each.component.unit for each in _pick(intents, do.Stop)])
     refused |= _mask(site, [each.component for each in _pick(intents, do.Mask)])
-    started, unwanted = _start(site, _pick(intents, do.Start))
+    timers = [timer_of(each.component) for each in _pick(intents, do.CancelTimer)]
+    started, unwanted = _start(site, _pick(intents, do.Start), timers)
     refused |= started
-    _stop(site, [timer_of(each.component) for each in _pick(intents, do.CancelTimer)])
     _note(site, _pick(intents, do.Note), refused, unwanted)
     outcomes, untold = _tell(site, intents)
     for clear in _pick(intents, do.Clear):
@@ -196,11 +196,10 @@ def _spool(site: Site, intents: Sequence[do.Spool]) -> set[str]:
     return kept
 
 
-def _stop(site: Site, units: Sequence[str]) -> set[Component]:
-    for unit, error in site.manager.stop_all(units).items():
+def _stop(site: Site, units: Sequence[str]) -> None:
+    for unit, error in site.manager.queue_all(stop=units).items():
         if error is not None:
             _complain(unit, error)
-    return set()
 
 
 def _mask(site: Site, components: Sequence[Component]) -> set[Component]:
@@ -221,12 +220,16 @@ def _mask(site: Site, components: Sequence[Component]) -> set[Component]:
     return set()
 
 
-def _start(site: Site, intents: Sequence[do.Start]) -> tuple[set[Component], set[Component]]:
-    """Start what still is as it was observed; a person may have stopped it a moment ago.
+def _start(
+    site: Site, intents: Sequence[do.Start], timers: Sequence[str]
+) -> tuple[set[Component], set[Component]]:
+    """Start what still is as it was observed; a person may have stopped it a moment ago. Then the
+    timers go, in the same trip.
 
     Returns whose start was refused, and whose is no longer wanted.
     """
     if not intents:
+        _stop(site, timers)
         return set(), set()
     questions: dict[str, Sequence[str]] = {}
     for each in intents:
@@ -243,8 +246,8 @@ def _start(site: Site, intents: Sequence[do.Start]) -> tuple[set[Component], set
             wanted[each.component.unit] = each.component
         else:
             unwanted.add(each.component)
-    answers = site.manager.start_all(wanted)
-    return _complain_all({wanted[unit]: error for unit, error in answers.items()}), unwanted
+    answers = site.manager.queue_all(start=wanted, stop=timers)
+    return _complain_all({each: answers[unit] for unit, each in wanted.items()}), unwanted
 
 
 def _note(

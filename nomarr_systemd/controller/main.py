@@ -131,10 +131,7 @@ def _arm(site: Site, *, owes: bool) -> None:
     systemd itself arms the timer at every failure of a worker.
     """
     with contextlib.suppress(ManagerError):
-        if owes:
-            site.manager.start_all([SOON])
-        else:
-            site.manager.stop_all([SOON])
+        site.manager.queue_all(start=[SOON] if owes else (), stop=() if owes else [SOON])
 
 
 def reconcile(site: Site) -> None:

@@ -124,15 +124,19 @@ class Manager:
         """Queue a start and do not wait for it."""
         self._ask(Call("StartUnit", "ss", (unit, "replace")))
 
-    def start_all(self, units: Iterable[str]) -> dict[str, ManagerError | None]:
-        """Queue starts and do not wait for them; what systemd said to each. One trip for all."""
-        return self._try_all({unit: Call("StartUnit", "ss", (unit, "replace")) for unit in units})
-
-    def stop_all(self, units: Iterable[str]) -> dict[str, ManagerError | None]:
-        """Queue stops and do not wait for them; a unit that is not loaded is stopped."""
-        calls = {unit: Call("StopUnit", "ss", (unit, "replace")) for unit in units}
-        answers = self._try_all(calls)
-        return {u: None if isinstance(a, NotLoaded) else a for u, a in answers.items()}
+    def queue_all(
+        self, *, start: Iterable[str] = (), stop: Iterable[str] = ()
+    ) -> dict[str, ManagerError | None]:
+        """Queue starts, then stops, and wait for none; what systemd said to each. One trip for
+        all. A unit that is not loaded is stopped."""
+        calls = {unit: Call("StartUnit", "ss", (unit, "replace")) for unit in start}
+        calls |= {unit: Call("StopUnit", "ss", (unit, "replace")) for unit in stop}
+        return {
+            unit: None
+            if calls[unit].member == "StopUnit" and isinstance(answer, NotLoaded)
+            else answer
+            for unit, answer in self._try_all(calls).items()
+        }
 
     def begin_stop(self, unit: str) -> None:
         """Queue a stop and do not wait for it; one that is not there is stopped."""
