@@ -399,7 +399,7 @@ class _Draft:
         """The members follow at once, also those whose backoff began before the incident."""
         self._incidents[incident.pool] = incident._replace(closed=why)
         self._do(do.Close(incident.pool, why))
-        self._early |= {name for name, _ in incident.refunds}
+        self._early |= {incident.canary, *(name for name, _ in incident.refunds)}
 
     def _hold(self, worker: Worker, text: str) -> None:
         """Unless a person holds it. The text changes with the incident."""
