@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
@@ -68,11 +69,12 @@ def why(scope: Scope, component: str, invocation: str, html: str | None, as_json
 
 
 def _read_config(scope: Scope) -> Config | None:
-    """What is in force; None if it cannot be read: a post-mortem must not fail for that."""
-    try:
-        return scope.read_in_force()
-    except ConfigError:
-        return None
+    """What is in force, or what the file says if that is closed to this user; None if neither can
+    be read: a post-mortem must not fail for that."""
+    for read in (scope.read_in_force, scope.read_file):
+        with contextlib.suppress(ConfigError):
+            return read()
+    return None
 
 
 def _write_page(name: str, page: str) -> None:

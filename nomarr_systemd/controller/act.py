@@ -6,7 +6,7 @@ the rest, because a report is cleared last:
 1. timers: a bell without a record starts nothing;
 2. incidents, elections, then holds: a death that is booked as held must find its hold;
 3. one commit of the ledger: deaths, refunds, marks. From here on each death is counted, once;
-   the spool's files go after it, never before;
+   the spool's files go after it, never before; then what was quarantined is told and noted;
 4. the spool, where there is no ledger: durable before anything is restarted;
 5. ends of holds, stops, then masks (a unit that is masked while it starts keeps its start job),
    then starts, each looked at once more; timers that are no longer wanted go after the start;
@@ -66,6 +66,7 @@ def act(site: Site, intents: Sequence[Intent]) -> Done:
     changed = _change_incidents(site, intents)
     _hold(site, _pick(intents, do.Hold))
     _book(site, intents)
+    _note_quarantines(site, _pick(intents, do.Quarantine))
     kept = _spool(site, _pick(intents, do.Spool))
     _release(site, _pick(intents, do.Release))
     _stop(site, [each.component.unit for each in _pick(intents, do.Stop)])
@@ -144,14 +145,12 @@ def _release(site: Site, intents: Sequence[do.Release]) -> None:
 
 def _book(site: Site, intents: Sequence[Intent]) -> None:
     """All that the ledger is to know, in one commit."""
-    booking = (do.Book, do.BookSpooled, do.Refund, do.MarkFailed, do.Close, do.Quarantine)
+    booking = (do.Book, do.BookSpooled, do.Refund, do.MarkFailed, do.Close)
     wanted = [each for each in intents if isinstance(each, booking)]
     if not wanted:
         return
     for failed in _pick(intents, do.FailPool):
         journal.write_pool_failure(failed.pool, failed.reason)
-    for found in _pick(intents, do.Quarantine):
-        journal.write_quarantine(found.component, found.jobs, user=site.paths.user)
     try:
         with site.store.batch():
             for each in wanted:
@@ -180,8 +179,16 @@ def _book_one(site: Site, each: Intent) -> None:
             ledger.mark_failed(component.component_id, why, invocation)
         case do.Close(pool, why):
             site.incidents.close(pool, why, clock.now())
-        case do.Quarantine():
+
+
+def _note_quarantines(site: Site, intents: Sequence[do.Quarantine]) -> None:
+    """Told before it is noted: killed in between, it is told again, never not at all."""
+    for each in intents:
+        journal.write_quarantine(each.component, each.jobs, user=site.paths.user)
+        try:
             note_quarantine(site, each)
+        except StoreError as error:
+            _complain(each.component, error)
 
 
 def _spool(site: Site, intents: Sequence[do.Spool]) -> set[str]:

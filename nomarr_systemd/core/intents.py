@@ -148,8 +148,8 @@ class Clear(NamedTuple):
 # are the notes.
 ORDER: Final = (
     *(Schedule, OpenIncident, Join, Elect, Hold),
-    (Book, BookSpooled, Refund, MarkFailed, Close, Quarantine),
-    *(Spool, Release, Stop, Mask, Start, CancelTimer, Note, Tell, Clear),
+    (Book, BookSpooled, Refund, MarkFailed, Close),
+    *(Quarantine, Spool, Release, Stop, Mask, Start, CancelTimer, Note, Tell, Clear),
 )
 
 Intent = (

@@ -236,11 +236,13 @@ class _Draft:
         return None
 
     def _excuse(self, worker: Worker, death: Death) -> Death:
-        """Return the death with what excuses it now: a hold, a mask."""
+        """Return the death with what excuses it now: a hold, a mask, also one that is owed."""
         held = self._holds[death.component_id]
         if held and not held.startswith(INCIDENT):
             return death._replace(held=held)
-        return death._replace(held=MASKED) if worker.unit.masked else death
+        owed = self._accounts[death.component_id].unfinished()
+        is_masked = worker.unit.masked or any(record.action == "fail" for record in owed)
+        return death._replace(held=MASKED) if is_masked else death
 
     def _book(self, worker: Worker, death: Death) -> None:
         """Decide and have it booked. Only a death of the unit's present run owes anything."""

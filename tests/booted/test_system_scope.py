@@ -139,7 +139,7 @@ def test_out_of_memory_has_a_class_of_its_own(machine: Machine) -> None:
 
 
 def test_root_alone_tells_the_controller_of_failures(machine: Machine) -> None:
-    writes = ("echo 0 1<>/run/nomarr/failures", ": >/run/nomarr/stop/0", ": >/run/nomarr/new")
+    writes = ("echo 0 1<>/run/nomarr/failures", ": >/run/nomarr/lock", ": >/run/nomarr/new")
     for write in writes:
         done = machine.run(
             *("setpriv", "--reuid=nomarr", "--regid=nomarr", "--init-groups", "sh", "-c", write),

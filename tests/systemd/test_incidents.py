@@ -209,7 +209,10 @@ def test_what_a_worker_paid_twice_is_given_back_twice(lab: Lab) -> None:
         for record in pool.records("tag-3", "restart")
         if age_ms(record.moment, opened) < SPAN_MS
     }
-    assert blamed <= {record.invocation for record in pool.records("tag-3", "refund")}
+    lab.wait_for(
+        lambda: blamed <= {record.invocation for record in pool.records("tag-3", "refund")},
+        what="both are given back",
+    )
 
 
 def other_than(canary: str) -> list[str]:
