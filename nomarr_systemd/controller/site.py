@@ -13,7 +13,7 @@ from nomarr_systemd.host.files import locked
 from nomarr_systemd.host.holds import Holds
 from nomarr_systemd.host.layout import Paths
 from nomarr_systemd.host.machine import host_of
-from nomarr_systemd.ledger.incidents import Breaker
+from nomarr_systemd.ledger.incidents import IncidentStore
 from nomarr_systemd.ledger.ledger import Ledger
 from nomarr_systemd.ledger.public import open_policy_store
 from nomarr_systemd.ledger.spool import Spool
@@ -45,8 +45,8 @@ class Site:
         return Ledger(self.store, host=self._host)
 
     @property
-    def incidents(self) -> Breaker:
-        return Breaker(self.store, self._host)
+    def incidents(self) -> IncidentStore:
+        return IncidentStore(self.store, self._host)
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:

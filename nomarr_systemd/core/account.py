@@ -33,7 +33,7 @@ _FIRST_EFFECT: Final = {
 
 
 class Statistics(NamedTuple):
-    """What an account adds up to."""
+    """Totals of one account."""
 
     total_restarts: int  # ever, resets or not
     lifetime_restarts: int  # since the last reset
@@ -65,11 +65,11 @@ class Account(NamedTuple):
         return [Record.read(row) for row in self.rows]
 
     def unfinished(self) -> list[Record]:
-        """Decisions that are not carried out yet, oldest first."""
+        """Return the decisions that are not carried out yet, oldest first."""
         return [Record.read(row) for row in self.rows if "|done|" not in row]
 
     def find(self, invocation: str, actions: Sequence[str] = DECISIONS) -> Record | None:
-        """The last record of this invocation, by default its decision."""
+        """Return the last record of this invocation, by default its decision."""
         if not invocation:
             return None
         mark = f"|{invocation}|"
@@ -81,7 +81,7 @@ class Account(NamedTuple):
         return None
 
     def find_last(self, run: str) -> Record | None:
-        """The newest decision about this run or a start job that failed after it."""
+        """Return the newest decision about this run or a start job that failed after it."""
         for row in reversed(self.rows):
             if f"|{run}" in row:
                 record = Record.read(row)
@@ -91,7 +91,7 @@ class Account(NamedTuple):
 
 
 def from_doc(doc: Mapping[str, Any]) -> Account:
-    """The account that a document holds. Fields of a newer version are left alone."""
+    """Make an Account of a document. Fields of a newer version are ignored."""
     values = {name: doc[name] for name in Account._fields if name in doc}
     if values.get("last_due") is not None:
         values["last_due"] = Moment(*values["last_due"])
@@ -100,14 +100,14 @@ def from_doc(doc: Mapping[str, Any]) -> Account:
 
 
 def to_doc(account: Account) -> dict[str, Any]:
-    """The document, without ``_key`` and ``_rev``."""
+    """Make a document of an Account, without ``_key`` and ``_rev``."""
     doc = account._asdict()
     doc["records"] = doc.pop("rows")
     return doc
 
 
 def history_of(account: Account, now: Moment) -> History:
-    """What ``decide`` needs to know of the past for a failure that is not on record."""
+    """Return the History that ``decide`` needs for a death that is not on record."""
     here = sorted(account.window.get(now.boot_id, ())[2::3])
     elsewhere = sorted(
         wall_ms
@@ -153,7 +153,7 @@ def book(
 
 
 def _find_known(account: Account, invocation: str) -> Record | None:
-    """The decision on record; of one that the ring no longer holds, that there was one."""
+    """Return the decision on record; for one that only the window remembers, a stand-in."""
     known = account.find(invocation)
     if known is None and any(invocation in row[0::3] for row in account.window.values()):
         text = "counted before; the ring no longer holds it"
@@ -201,7 +201,8 @@ def refund(
 ) -> tuple[Account, Record | None]:
     """Give a counted restart back to the window: never to the lifetime limit or the backoff.
 
-    None if it is not in the window, was refunded before, or the window has had its share.
+    None if it is not in the window, was refunded before, or ``max_restarts`` refunds were made
+    within the window.
     """
     window = _take_out(account.window, invocation)
     window_ms = rules.window_s * 1000
@@ -218,7 +219,7 @@ def refund(
 def record_manual(
     account: Account, invocation: str, now: Moment, by: str
 ) -> tuple[Account, Record]:
-    """A person started it: on record, never counted, and whatever was pending is settled."""
+    """Record a start by a person: never counted; decisions that were not done are done."""
     known = account.find(invocation, ("manual",))
     if known is not None:
         return account, known
@@ -282,13 +283,13 @@ def mark_failed(
 
 
 def increment(account: Account, now: Moment) -> Account:
-    """Count a restart that somebody else has done."""
+    """Count a restart that another program has done."""
     account, record = _append(account, now, action="restart", effect="done")
     return _count(account, record)
 
 
 def statistics(account: Account, window_s: float, now: Moment) -> Statistics:
-    """Totals, and the rate over the last ``window_s`` seconds."""
+    """Return totals, and the rate over the last ``window_s`` seconds."""
     window_ms = window_s * 1000
     recent = sum(
         age_ms(Moment(wall_ms, boot_id, boottime_ms), now) < window_ms
@@ -341,7 +342,7 @@ def _append(
 
 
 def _one_line(text: str) -> str:
-    """Without the bar that ends a field, and not without end."""
+    """Replace the bar that ends a field, and cut the text to MAX_TEXT."""
     return text[:MAX_TEXT].replace("|", "/").replace("\n", " ")
 
 
@@ -366,7 +367,7 @@ def _count(account: Account, record: Record, *, overtaken: bool = False) -> Acco
 
 
 def _put_in(window: Window, invocation: str, moment: Moment) -> Window:
-    """The window with one restart more, and without the oldest if there are too many."""
+    """Return the window with one more restart; the oldest goes if there are too many."""
     row = [*window.get(moment.boot_id, ()), invocation, moment.wall_ms, moment.boottime_ms]
     window = {**window, moment.boot_id: row}
     if sum(map(len, window.values())) > 3 * RING:
@@ -387,7 +388,7 @@ def _take_out(window: Window, invocation: str) -> Window:
 
 
 def _settle(account: Account, actions: Sequence[str]) -> Account:
-    """Decisions of these kinds are not owed any more: a person acted, or it ran again."""
+    """Mark decisions of these kinds as done: a person acted, or the worker ran again."""
     rows = []
     for row in account.rows:
         if "|done|" not in row:

@@ -123,7 +123,7 @@ _REASONS: dict[str, Reason] = {
 
 
 def reason_for(kind: str) -> Reason:
-    """The seeds' coarser word for a class."""
+    """Return the coarser reason for a class: failure, health or timeout."""
     return _REASONS.get(kind, "failure")
 
 
@@ -189,7 +189,7 @@ def exit_words(main_code: str, main_status: str) -> tuple[str, str]:
 
 
 def name_signal(number: int) -> str:
-    """A signal as systemd spells it: KILL, RTMIN+3."""
+    """Return a signal's name as systemd spells it: KILL, RTMIN+3."""
     try:
         return signal.Signals(number).name.removeprefix("SIG")
     except ValueError:
@@ -199,7 +199,7 @@ def name_signal(number: int) -> str:
 
 
 def _read_exit(exit_code: str, exit_status: str) -> tuple[int, str]:
-    """The record code and the words for how the main process ended."""
+    """Return the code of the record and the words for how the main process ended."""
     if exit_code == "exited" and exit_status.isascii() and exit_status.isdigit():
         status = int(exit_status[:9])
         known = KNOWN_STATUSES.get(status)
@@ -213,7 +213,7 @@ def _read_exit(exit_code: str, exit_status: str) -> tuple[int, str]:
 
 
 def _signal_number(name: str) -> int:
-    """systemd's name for a signal (KILL, RTMIN+3) as a number; 0 if it is none."""
+    """Return the number of a signal that systemd names (KILL, RTMIN+3); 0 if it is none."""
     base, plus, offset = name.partition("+")
     if base == "RTMIN":
         if not plus:

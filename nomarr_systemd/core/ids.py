@@ -1,4 +1,4 @@
-"""Who is who: pool and index, component id, instance and unit, and the ways between them.
+"""Names of a worker: pool and index, component id, instance and unit, and how to convert them.
 
 A worker has one identity in three spellings: ``worker:tag:0`` (frames, store, command line),
 ``tag-0`` (what systemd calls the instance) and ``nomarr-worker@tag-0.service`` (the unit).
@@ -42,7 +42,7 @@ class Component(NamedTuple):
 
     @property
     def wanted_unit(self) -> str:
-        """The unit that is active from a start of the worker until somebody stops the worker."""
+        """The unit that is active from a start of the worker until a person stops the worker."""
         return f"{WANTED_PREFIX}{self.pool}-{self.number}{UNIT_SUFFIX}"
 
     def __str__(self) -> str:
@@ -50,7 +50,7 @@ class Component(NamedTuple):
 
 
 def parse_component(text: str) -> Component:
-    """The component that ``text`` names in any of the three spellings, or BadName and why."""
+    """Return the component that ``text`` names in any of the three spellings; BadName if none."""
     if text.startswith("worker:"):
         pool, separator, index = text[len("worker:") :].rpartition(":")
     elif text.startswith(UNIT_PREFIX):
@@ -69,7 +69,7 @@ def parse_component(text: str) -> Component:
 
 
 def check_pool(pool: str, *, of: str = "") -> None:
-    """BadName unless ``pool`` can name a pool."""
+    """Raise BadName unless ``pool`` can name a pool."""
     if not _POOL.fullmatch(pool):
         raise _bad(
             of or pool,
@@ -89,7 +89,7 @@ def next_start_job(invocation: str) -> str:
 
 
 def split_invocation(text: str) -> tuple[str, int]:
-    """systemd's 32 hex digits, and the number of the start job (0: the run itself)."""
+    """Return systemd's 32 hex digits and the number of the start job (0: the run itself)."""
     match = _INVOCATION.fullmatch(text)
     if not match:
         raise BadName(
@@ -100,7 +100,7 @@ def split_invocation(text: str) -> tuple[str, int]:
 
 
 def is_run(text: str) -> bool:
-    """Whether it names a run; a start job that failed never ran, and had nothing in hand."""
+    """True if it names a run; a start job that failed never ran, and had no job."""
     try:
         return split_invocation(text)[1] == 0
     except BadName:
@@ -108,7 +108,7 @@ def is_run(text: str) -> bool:
 
 
 def find_instance(name: str) -> Component | None:
-    """The component whose instance this is, spelled just so; None if it is none."""
+    """Return the component with exactly this instance name; None if there is none."""
     try:
         component = parse_component(name)
     except BadName:

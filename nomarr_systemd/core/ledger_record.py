@@ -46,7 +46,7 @@ class Record(NamedTuple):
 
     @classmethod
     def read(cls, row: str) -> Record:
-        """The record that a row of the document holds; what a newer version added is left out."""
+        """Make a Record of a row of the document; fields of a newer version are ignored."""
         texts = row.split("|")
         return cls(
             *(
@@ -60,7 +60,7 @@ class Record(NamedTuple):
 
     @property
     def reason(self) -> Reason:
-        """The seeds' coarser word: failure, health, timeout or manual."""
+        """The coarser reason: failure, health, timeout or manual."""
         return "manual" if self.action in PERSONAL else reason_for(self.kind)
 
     @property
@@ -72,7 +72,7 @@ class Record(NamedTuple):
         return self.moment.later(self.delay_ms)
 
     def death(self, component_id: str) -> Death:
-        """The death that was decided about."""
+        """Return the death that was decided about."""
         return Death(
             component_id, self.invocation, self.kind, self.code, run_ms=self.run_ms, at=self.moment
         )
@@ -94,7 +94,7 @@ _PARSERS: Final[tuple[Callable[[str], object], ...]] = (
 
 
 def with_effect(row: str, effect: str) -> str:
-    """The row with another effect; what a newer version has added to it stays."""
+    """Return the row with another effect; fields of a newer version stay."""
     fields = row.split("|")
     fields[Record._fields.index("effect")] = effect
     return "|".join(fields)

@@ -63,7 +63,7 @@ _TABLE: Final[tuple[tuple[str, Callable[[Owed], bool], Verdict], ...]] = (
     ("it is masked", lambda owed: owed.unit.masked, "done"),
     ("it is held", lambda owed: bool(owed.hold), "wait"),
     ("it runs", lambda owed: owed.unit.state in RUNNING, "done"),
-    ("somebody stopped it", lambda owed: not owed.unit.wanted, "done"),
+    ("a person stopped it", lambda owed: not owed.unit.wanted, "done"),
     ("a hold met its last start", lambda owed: owed.unit.kept_down, "release"),
     ("it has moved on since", lambda owed: not owed.is_as_left, "done"),
     (
@@ -226,7 +226,8 @@ class _Draft:
         last = self._accounts[death.component_id].find_last(death.run)
         if last is None:
             return death
-        if (last.action, last.effect) == ("restart", "started") and _lies(worker.unit, death.run):
+        is_started = (last.action, last.effect) == ("restart", "started")
+        if is_started and _is_still_failed(worker.unit, death.run):
             return _start_job(worker, last)
         told = death._replace(invocation=last.invocation)
         is_new = death.run not in self._world.untold
@@ -345,7 +346,7 @@ class _Draft:
         return [self._workers[name] for name in names if name in self._workers]
 
     def look_after_incidents(self) -> None:
-        """See every open incident through, then end the holds of those that are over."""
+        """Advance every open incident, then end the holds of closed ones."""
         for incident in list(self._incidents.values()):
             if not incident.closed and incident.pool in self._world.resumed:
                 self._close(incident, self._world.resumed[incident.pool])
@@ -398,13 +399,13 @@ class _Draft:
         return not canary.deaths and last is not None and last.effect == "done"
 
     def _close(self, incident: Incident, why: str) -> None:
-        """The members follow at once, also those whose backoff began before the incident."""
+        """Close it. Its members start at once, also those whose backoff began before it."""
         self._incidents[incident.pool] = incident._replace(closed=why)
         self._do(do.Close(incident.pool, why))
         self._early |= {incident.canary, *(name for name, _ in incident.refunds)}
 
     def _hold(self, worker: Worker, text: str) -> None:
-        """Unless a person holds it. The text changes with the incident."""
+        """Hold a member, unless a person holds it. The text changes with the incident."""
         held = self._holds[worker.component.component_id]
         if not held or (held.startswith(INCIDENT) and held != text):
             self._holds[worker.component.component_id] = text
@@ -482,7 +483,7 @@ class _Draft:
                     self._spool(worker, self._excuse(worker, death))
             unit, held = worker.unit, self._holds[worker.component.component_id]
             entry = spooled.get(unit.invocation)
-            if held or not _lies(unit, unit.invocation) or not unit.wanted:
+            if held or not _is_still_failed(unit, unit.invocation) or not unit.wanted:
                 continue
             if entry is not None and entry.decision.action == "restart":
                 self._restart_blind(worker, entry.at.later(entry.decision.delay_ms))
@@ -499,7 +500,7 @@ class _Draft:
         entry = Spooled(death, decide_blind(death, worker.rules), at)
         self._do(do.Spool(worker.component, entry), do.Clear(worker.component, death.run))
         unit = worker.unit
-        if entry.decision.action == "restart" and _lies(unit, death.run) and unit.wanted:
+        if entry.decision.action == "restart" and _is_still_failed(unit, death.run) and unit.wanted:
             self._restart_blind(worker, at.later(entry.decision.delay_ms))
 
     def _restart_blind(self, worker: Worker, due: Moment) -> None:
@@ -513,7 +514,7 @@ class _Draft:
         return [each for each in self._workers.values() if each.component.pool == pool]
 
 
-def _lies(unit: Unit, run: str) -> bool:
+def _is_still_failed(unit: Unit, run: str) -> bool:
     """True if the unit is still failed in this run, not masked, and has no job queued."""
     return (
         unit.state == "failed" and unit.invocation == run and not unit.masked and not unit.has_job

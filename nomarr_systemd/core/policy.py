@@ -128,7 +128,7 @@ def decide(history: History, death: Death, rules: Rules, now: Moment) -> Decisio
 
 
 def decide_blind(death: Death, rules: Rules) -> Decision:
-    """What to do while the store is away: the longest backoff, and never a mask."""
+    """Decide while the store is away: the longest backoff, and never a mask."""
     evidence = Evidence(0, rules.max_restarts, 0, rules.max_lifetime_restarts, 0, None)
     excuse = _excuse(death)
     if excuse is not None:
@@ -139,7 +139,7 @@ def decide_blind(death: Death, rules: Rules) -> Decision:
 
 
 def _excuse(death: Death) -> tuple[Action, int, str] | None:
-    """Deaths that are not the worker's fault, by what systemd itself knows."""
+    """Return the decision about a death that is not the worker's fault, or None."""
     if death.stop_asked:
         return "ignore", 0, "a stop was asked for"
     if death.shutting_down:
@@ -158,7 +158,7 @@ def _fail(why: str, evidence: Evidence) -> Decision:
 
 
 def _count_younger(history: History, window_ms: int, now: Moment) -> int:
-    """Restarts whose age is below the window; one exactly at its edge is out."""
+    """Count the restarts that are younger than the window; one exactly as old is not."""
     here, elsewhere = history.this_boot_ms, history.other_boots_ms
     # An age is never negative, so what lies in the future is young however short the window.
     return (
@@ -170,7 +170,7 @@ def _count_younger(history: History, window_ms: int, now: Moment) -> int:
 
 
 def _wait_for_room(history: History, limit: int, window_ms: int, now: Moment) -> int:
-    """How long until fewer than ``limit`` restarts are younger than the window."""
+    """Return the milliseconds until fewer than ``limit`` restarts are in the window."""
     here, elsewhere = history.this_boot_ms, history.other_boots_ms
     # The youngest limit-1 may stay; the next one has to reach the window's edge.
     if not elsewhere:

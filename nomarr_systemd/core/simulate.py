@@ -35,7 +35,7 @@ class Step(NamedTuple):
 
 
 class Sum(NamedTuple):
-    """What one policy adds up to."""
+    """Totals of one policy."""
 
     restarts: int
     masks: int
@@ -107,7 +107,7 @@ def look_ahead(account: Account, rules: Rules, now: Moment) -> list[Ahead]:
 
 
 def window_ages(account: Account, now: Moment) -> list[tuple[int, str]]:
-    """How long ago each counted restart was, youngest last, and the run whose death it followed."""
+    """Return the age of each counted restart, youngest last, and the run that died before it."""
     found = []
     for boot_id, row in account.window.items():
         for invocation, wall_ms, boottime_ms in zip(row[0::3], row[1::3], row[2::3], strict=True):
@@ -127,7 +127,7 @@ class _Replay:
         self._held = False  # it was let go at a time that is not on record
 
     def settle(self) -> None:
-        """From here on it is replayed: what was masked until now is masked in both."""
+        """Begin the replay: a worker that is masked now is masked in both."""
         self._masked = self._account.failed_at_wall_ms is not None
 
     def keep(self, record: Record) -> None:
@@ -165,7 +165,7 @@ class _Replay:
         self._masked = self._masked and record.action not in ("reset", "manual")
 
     def take(self, record: Record) -> tuple[str, int, str]:
-        """Decide anew about a death on record."""
+        """Decide again about a death on record."""
         if self._masked:
             return NOT_RUN, 0, "masked by then"
         self._wake(record)
@@ -182,7 +182,7 @@ class _Replay:
         return decision.action, decision.delay_ms, decision.reason
 
     def _wake(self, record: Record) -> None:
-        """The run that ends with this record began when its worker was let go again."""
+        """Note that the run that ends with this record began when its hold ended."""
         if self._held and record.run_ms is not None:
             began = record.moment.later(self.shift_ms - record.run_ms)
             self._account = self._account._replace(last_due=began)
@@ -190,7 +190,7 @@ class _Replay:
 
 
 def _is_given(record: Record) -> bool:
-    """Decided by circumstances, not by the policy: excused, or while the store was away."""
+    """True if circumstances decided, not the policy: an excuse, or a store that was away."""
     if record.action in ("hold", "ignore"):
         return True
     return record.action == "restart" and record.next_available_ms is None
@@ -215,7 +215,7 @@ def _before(account: Account, records: Sequence[Record]) -> Account:
 
 
 def _next_act(records: Sequence[Record], number: int, now: Moment) -> Moment:
-    """When a person next had the worker run, which ends any wait; now, if nobody did."""
+    """Return when a person next started the worker, which ends any wait; else now."""
     for record in records[number + 1 :]:
         if record.action in ("reset", "manual", "resume"):
             return record.moment
@@ -223,7 +223,7 @@ def _next_act(records: Sequence[Record], number: int, now: Moment) -> Moment:
 
 
 def _down(action: str, delay_ms: int, died: Moment, act: Moment) -> int:
-    """How long the worker is down after a death."""
+    """Return how long the worker is down after a death."""
     if action == "fail":
         return age_ms(died, act)
     return min(delay_ms, age_ms(died, act)) if action == "restart" else 0

@@ -13,29 +13,29 @@ _META = "meta"
 _KIND = "incident"
 
 
-class Breaker:
-    """The incidents of one host; ``host`` tells those apart that share a store."""
+class IncidentStore:
+    """Reads and writes the incidents of one host; ``host`` is its name in a shared store."""
 
     def __init__(self, store: Store, host: str = "") -> None:
         self._store = store
         self._host = host
 
     def get(self, pool: str) -> Incident | None:
-        """The pool's last incident, open or closed."""
+        """Return the pool's last incident, open or closed."""
         doc = self._store.get(_META, self._key(pool))
         return Incident.from_doc(doc) if doc else None
 
     def incidents(self) -> list[Incident]:
-        """The last of every pool."""
+        """Return the last incident of every pool."""
         where = {"what": _KIND, "host": self._host}
         return [Incident.from_doc(doc) for doc in self._store.find(_META, where)]
 
     def open(self, incident: Incident) -> Incident:
-        """Open it, unless somebody else has just opened one, which is returned then."""
+        """Open it; if another process has just opened one, return that."""
         return self._change(incident.pool, lambda there: _newer(there, incident)) or incident
 
     def add(self, pool: str, member: str) -> Incident | None:
-        """Another one has died of it; None if it is no longer open."""
+        """Add a member; None if it is no longer open."""
 
         def change(there: Incident | None) -> Incident | None:
             if there is None or there.closed or member in there.members:
@@ -45,7 +45,7 @@ class Breaker:
         return _if_open(self._change(pool, change))
 
     def elect(self, pool: str, canary: str) -> Incident | None:
-        """Another canary; None if it is no longer open."""
+        """Set another canary; None if it is no longer open."""
         return _if_open(
             self._change(
                 pool,

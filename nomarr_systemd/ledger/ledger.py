@@ -21,7 +21,7 @@ from nomarr_systemd.host import clock as host_clock
 from nomarr_systemd.store.protocol import POLICY_LEDGER, Store
 
 T = TypeVar("T")
-_TRIES = 1000  # each lost race is somebody else's success, so this many in a row mean a fault
+_TRIES = 1000  # each lost race is another process's success; this many in a row mean a fault
 
 
 class Booked(NamedTuple):
@@ -48,7 +48,7 @@ class Ledger:
     ) -> Booked:
         """Decide about a failure and put it on record, once per invocation.
 
-        Called again for the same invocation, by whomever and after whatever crash, it returns
+        Called again for the same invocation, by any process and after any crash, it returns
         what was decided the first time.
         """
         now = at or self._clock()
@@ -71,7 +71,7 @@ class Ledger:
         return self._change(death.component_id, change)
 
     def set_effect(self, component_id: str, invocation: str, effect: str) -> None:
-        """A decision was ``scheduled`` or is ``done``."""
+        """Note that a decision is ``started`` or ``done``."""
         now = self._clock()
         self._change(
             component_id,
@@ -79,7 +79,7 @@ class Ledger:
         )
 
     def set_effects(self, effects: Sequence[tuple[str, str, str]]) -> None:
-        """Many at once, durable together."""
+        """Note many effects in one commit."""
         if not effects:
             return
         with self._store.batch():
@@ -87,21 +87,21 @@ class Ledger:
                 self.set_effect(*effect)
 
     def refund(self, component_id: str, invocation: str, rules: Rules, why: str) -> Record | None:
-        """Give the restart after this failure back to the window, as far as that may be."""
+        """Give the restart after this failure back to the window; None if it may not be."""
         now = self._clock()
         return self._change(
             component_id, lambda account: book_keeping.refund(account, invocation, rules, now, why)
         )
 
     def record_manual(self, component_id: str, invocation: str, by: str) -> Record:
-        """A person started this run; never counted."""
+        """Record that a person started this run; never counted."""
         now = self._clock()
         return self._change(
             component_id, lambda account: book_keeping.record_manual(account, invocation, now, by)
         )
 
     def note(self, component_ids: Iterable[str], action: str, by: str, text: str = "") -> None:
-        """A person paused, resumed or restarted these; durable together."""
+        """Record that a person paused, resumed or restarted these, in one commit."""
         now = self._clock()
         with self._store.batch():
             for component_id in component_ids:
@@ -118,18 +118,18 @@ class Ledger:
     # Reading
 
     def account(self, component_id: str) -> Account:
-        """The worker's account; an empty one if nothing is on record."""
+        """Return the worker's account; an empty one if nothing is on record."""
         component = parse_component(component_id).component_id
         doc = self._store.get(POLICY_LEDGER, self._key(component))
         return book_keeping.from_doc(doc) if doc else Account(component, self._host)
 
     def accounts(self) -> list[Account]:
-        """Every account of this host."""
+        """Return every account of this host."""
         where = {"host": self._host}
         return [book_keeping.from_doc(doc) for doc in self._store.find(POLICY_LEDGER, where)]
 
     def unfinished(self) -> list[tuple[Account, Record]]:
-        """Decisions that nobody has reported done: what the reconciler looks into."""
+        """Return the decisions that are not done, with their accounts."""
         return [
             (account, record)
             for account in self.accounts()
@@ -177,7 +177,7 @@ class Ledger:
         self._change(component_id, change)
 
     def remove_restart_state(self, component_id: str) -> None:
-        """Forget the worker altogether: it was removed from the configuration."""
+        """Remove the worker's account: it was removed from the configuration."""
         key = self._key(parse_component(component_id).component_id)
         while doc := self._store.get(POLICY_LEDGER, key):
             try:
@@ -208,4 +208,6 @@ class Ledger:
             except (KeyExists, StaleRevision):
                 continue
             return result
-        raise StoreUnavailable(f"{POLICY_LEDGER}/{key} changed {_TRIES} times under our hands")
+        raise StoreUnavailable(
+            f"{POLICY_LEDGER}/{key} changed {_TRIES} times in a row"
+        )

@@ -47,7 +47,7 @@ class Spool:
         self.directory = directory
 
     def write(self, entry: Spooled) -> None:
-        """Keep an entry, durably. Writing it again is harmless."""
+        """Write an entry durably. Writing it again is harmless."""
         split_invocation(entry.death.invocation)  # it becomes a file's name
         path = os.path.join(self.directory, entry.death.invocation + SUFFIX)
         try:
@@ -62,7 +62,7 @@ class Spool:
             ) from error
 
     def read(self) -> tuple[list[Spooled], list[str]]:
-        """All entries, oldest first, and the names of files that are none."""
+        """Return all entries, oldest first, and the names of files that are none."""
         entries, bad = [], []
         try:
             names = os.listdir(self.directory)
@@ -106,7 +106,7 @@ def _encode(entry: Spooled) -> bytes:
 
 
 def _decode(content: bytes, invocation: str) -> Spooled:
-    """The entry, or ValueError or BadName. What a newer version has added is passed over."""
+    """The entry, or ValueError or BadName. Fields of a newer version are ignored."""
     document = json.loads(content)
     if not isinstance(document, dict):
         raise ValueError("not an object")
@@ -148,7 +148,7 @@ def _table(document: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _checked(table: dict[str, Any], name: str, *types: type) -> Any:
-    """The value, if it is there and of one of these types."""
+    """Return the value if it has one of these types; else ValueError."""
     value = table.get(name)
     if type(value) not in types:
         raise ValueError(f"{name} is not what it should be")

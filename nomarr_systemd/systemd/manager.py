@@ -55,7 +55,7 @@ class ManagerError(NomarrError):
 
 
 class Refused(ManagerError):
-    """systemd is there and says no: to this, and to nothing else."""
+    """systemd answered and refused this one request."""
 
 
 class NotLoaded(Refused):
@@ -67,7 +67,7 @@ class AlreadyThere(Refused):
 
 
 class Masked(Refused):
-    """Somebody has seen to it that it does not start."""
+    """The unit is masked."""
 
 
 _ERRORS: Final[Mapping[str, type[Refused]]] = {
@@ -144,7 +144,7 @@ class Manager:
             self._ask(Call("StopUnit", "ss", (unit, "replace")))
 
     def cancel_timer(self, component: Component) -> None:
-        """Take the timer of a restart away."""
+        """Stop the timer of a restart."""
         self.begin_stop(timer_of(component))
 
     def stop(self, units: Iterable[str]) -> None:
@@ -152,7 +152,7 @@ class Manager:
         self._call("systemctl", "stop", *units, fine=(0, _NOT_LOADED))
 
     def mask(self, units: Iterable[str]) -> None:
-        """Mask them all with one reload, and see that it is so."""
+        """Mask them all with one reload, and check that they are masked."""
         names = list(units)
         self._call("systemctl", "mask", "--quiet", *names)
         for name, shown in self.show(names, ["LoadState"]).items():
@@ -166,7 +166,7 @@ class Manager:
         self._call("systemctl", "unmask", "--quiet", *units)
 
     def reset_failed(self, units: Iterable[str]) -> None:
-        """Forget that they failed; one that nobody has loaded has not."""
+        """Reset the failed state; a unit that is not loaded has none."""
         for unit in units:
             with contextlib.suppress(NotLoaded):
                 self._call("systemctl", "reset-failed", unit)
@@ -175,7 +175,7 @@ class Manager:
         self._call("systemctl", "daemon-reload")
 
     def reload_or_start(self, unit: str) -> None:
-        """Have it read its configuration again, or begin; waits until it is ready."""
+        """Reload the unit, or start it; waits until it is ready."""
         self._call("systemctl", "reload-or-restart", unit)
 
     def schedule_all(self, due_ms: Mapping[Component, int]) -> dict[Component, ManagerError | None]:
@@ -279,7 +279,7 @@ def read_timer(shown: Mapping[str, str]) -> Literal["none", "waiting", "elapsed"
 
 
 def monotonic_ms() -> int:
-    """The clock that systemd's timers go by."""
+    """Return CLOCK_MONOTONIC, which systemd's timers use."""
     return time.monotonic_ns() // 1_000_000
 
 
@@ -289,7 +289,7 @@ def _interface_of(unit: str, name: str) -> str:
 
 
 def _as_text(answer: Sequence[Any]) -> str:
-    """A property as ``systemctl show`` writes it."""
+    """Convert a property to the text that ``systemctl show`` writes."""
     match answer[0]:
         case bool(value):
             return "yes" if value else "no"
@@ -310,7 +310,7 @@ def _as_text(answer: Sequence[Any]) -> str:
 def queue(
     verb: Literal["start", "stop", "restart", "try-restart"], units: Iterable[str], *, user: bool
 ) -> None:
-    """Have systemd do it, in its own time; ManagerError if it refuses."""
+    """Queue a job for these units and do not wait; ManagerError if systemd refuses."""
     names = list(units)
     if not names:
         return

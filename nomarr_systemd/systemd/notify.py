@@ -1,4 +1,4 @@
-"""Saying to systemd that we are ready, and taking what it hands over.
+"""sd_notify, and the descriptors that systemd passes, for the controller.
 
 By hand: loading libsystemd for these lines would hold up the restart that the controller was
 started for.
@@ -14,7 +14,7 @@ _FIRST_FD: Final = 3
 
 
 def notify(*lines: str) -> bool:
-    """Send sd_notify lines; False where nobody listens."""
+    """Send sd_notify lines; False if there is no NOTIFY_SOCKET."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address:
         return False

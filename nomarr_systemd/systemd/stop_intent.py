@@ -1,4 +1,4 @@
-"""Whether somebody wants a worker to run, and whether a run was asked to stop: by what systemd
+"""Whether a worker is wanted, and whether a run was asked to stop: by what systemd
 itself shows of ``nomarr-wanted@``, which is active from a start of the worker until a stop or a
 restart of it is requested. No program has to run for that, and no journal.
 """

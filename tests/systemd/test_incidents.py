@@ -10,7 +10,7 @@ from nomarr_systemd.core.account import Account
 from nomarr_systemd.core.incident import SPAN_MS, Incident
 from nomarr_systemd.core.ledger_record import Record
 from nomarr_systemd.core.time import age_ms
-from nomarr_systemd.ledger.incidents import Breaker
+from nomarr_systemd.ledger.incidents import IncidentStore
 from nomarr_systemd.ledger.ledger import Ledger
 from nomarr_systemd.store.open import open_store
 from tests.support.lab import Lab
@@ -65,7 +65,7 @@ class Pool:
 
     def incident(self) -> Incident | None:
         with Store(self.lab) as store:
-            return Breaker(store.store).get("tag")
+            return IncidentStore(store.store).get("tag")
 
     def account(self, name: str) -> Account:
         with Store(self.lab) as store:
@@ -259,7 +259,7 @@ def test_an_election_that_was_cut_off_is_completed(lab: Lab) -> None:
     pool.needed.touch()
     with Store(lab) as store:
         chosen = other_than(canary)[0]
-        Breaker(store.store).elect("tag", f"worker:{chosen.replace('-', ':')}")
+        IncidentStore(store.store).elect("tag", f"worker:{chosen.replace('-', ':')}")
     lab.systemctl("start", "nomarr-reconcile.service")
     lab.wait_until(chosen, "active")
     lab.systemctl("start", "nomarr-reconcile.service")

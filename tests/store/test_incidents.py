@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nomarr_systemd.core.incident import Incident
 from nomarr_systemd.core.time import Moment
-from nomarr_systemd.ledger.incidents import Breaker
+from nomarr_systemd.ledger.incidents import IncidentStore
 from nomarr_systemd.store.protocol import Store
 
 NOW = Moment(1_000_000, "a" * 32, 500_000)
@@ -17,7 +17,7 @@ def make(pool: str = "tag", canary: int = 0, opened: Moment = NOW) -> Incident:
 
 
 def test_there_is_none_at_first(store: Store) -> None:
-    breaker = Breaker(store)
+    breaker = IncidentStore(store)
     assert breaker.get("tag") is None
     assert breaker.incidents() == []
     assert breaker.add("tag", "worker:tag:7") is None
@@ -26,7 +26,7 @@ def test_there_is_none_at_first(store: Store) -> None:
 
 
 def test_the_first_to_open_it_wins(store: Store) -> None:
-    breaker = Breaker(store)
+    breaker = IncidentStore(store)
     assert breaker.open(make()) == make()
     assert breaker.open(make(canary=2)) == make()
     assert breaker.get("tag") == make()
@@ -35,7 +35,7 @@ def test_the_first_to_open_it_wins(store: Store) -> None:
 
 
 def test_it_grows_changes_its_canary_and_ends(store: Store) -> None:
-    breaker = Breaker(store)
+    breaker = IncidentStore(store)
     breaker.open(make())
     for _ in range(2):
         grown = breaker.add("tag", "worker:tag:7")
