@@ -32,6 +32,15 @@ def get_int(doc: Object, name: str, default: Any = _REQUIRED) -> int:
     return _get(doc, name, int, default)
 
 
+def get_int_or_none(doc: Object, name: str) -> int | None:
+    """A whole number, or null."""
+    return None if name in doc and doc[name] is None else get_int(doc, name)
+
+
+def get_bool(doc: Object, name: str, default: Any = _REQUIRED) -> bool:
+    return _get(doc, name, bool, default)
+
+
 def get_dict(doc: Object, name: str, default: Any = _REQUIRED) -> dict[str, Any]:
     return _get(doc, name, dict, default)
 
@@ -66,6 +75,7 @@ def _get(doc: Object, name: str, kind: type[_T], default: Any) -> _T:
 _KINDS: Final[dict[type, str]] = {
     str: "a text",
     int: "a whole number",
+    bool: "true or false",
     dict: "an object",
     list: "a list",
 }

@@ -208,6 +208,4 @@ class Ledger:
             except (KeyExists, StaleRevision):
                 continue
             return result
-        raise StoreUnavailable(
-            f"{POLICY_LEDGER}/{key} changed {_TRIES} times in a row"
-        )
+        raise StoreUnavailable(f"{POLICY_LEDGER}/{key} changed {_TRIES} times in a row")

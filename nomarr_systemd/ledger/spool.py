@@ -10,14 +10,21 @@ import contextlib
 import json
 import os
 from collections.abc import Iterable
-from types import NoneType
-from typing import Any, Final
+from typing import Final, cast
 
 from nomarr_systemd.core.death import Death
 from nomarr_systemd.core.errors import BadName, StoreUnavailable
 from nomarr_systemd.core.ids import parse_component, split_invocation
+from nomarr_systemd.core.json import (
+    as_object,
+    get_bool,
+    get_dict,
+    get_int,
+    get_int_or_none,
+    get_str,
+)
 from nomarr_systemd.core.ledger_record import DECISIONS
-from nomarr_systemd.core.policy import Decision, Evidence
+from nomarr_systemd.core.policy import Action, Decision, Evidence
 from nomarr_systemd.core.time import Moment
 from nomarr_systemd.core.world import Spooled
 from nomarr_systemd.host.files import remove, sync_directory, write_durably
@@ -26,18 +33,11 @@ SUFFIX = ".json"
 BAD_SUFFIX = ".bad"
 MAX_BYTES = 65536
 
-# The fields of a death that are kept, each with the types it may have.
-_DEATH: Final[dict[str, tuple[type, ...]]] = {
-    "invocation": (str,),
-    "kind": (str,),
-    "code": (int,),
-    "run_ms": (int, NoneType),
-    "stop_asked": (bool,),
-    "shutting_down": (bool,),
-    "held": (str,),
-    "supervisor_away": (bool,),
-    "incident": (str,),
-}
+# The fields of a death that are kept.
+_DEATH: Final = (
+    *("invocation", "kind", "code", "run_ms", "stop_asked", "shutting_down", "held"),
+    *("supervisor_away", "incident"),
+)
 
 
 class Spool:
@@ -106,52 +106,40 @@ def _encode(entry: Spooled) -> bytes:
 
 
 def _decode(content: bytes, invocation: str) -> Spooled:
-    """The entry, or ValueError or BadName. Fields of a newer version are ignored."""
-    document = json.loads(content)
-    if not isinstance(document, dict):
-        raise ValueError("not an object")
-    decision = _table(document, "decision")
+    """Return the entry, or raise ValueError or BadName. Fields of a newer version are ignored."""
+    doc = as_object(json.loads(content))
+    failure, decision, at = (get_dict(doc, name) for name in ("failure", "decision", "at"))
+    evidence = get_dict(decision, "evidence")
     entry = Spooled(
         Death(
-            parse_component(_checked(document, "component_id", str)).component_id,
-            **{
-                name: _checked(_table(document, "failure"), name, *types)
-                for name, types in _DEATH.items()
-            },
+            parse_component(get_str(doc, "component_id")).component_id,
+            get_str(failure, "invocation"),
+            get_str(failure, "kind"),
+            get_int(failure, "code"),
+            run_ms=get_int_or_none(failure, "run_ms"),
+            stop_asked=get_bool(failure, "stop_asked"),
+            shutting_down=get_bool(failure, "shutting_down"),
+            held=get_str(failure, "held"),
+            supervisor_away=get_bool(failure, "supervisor_away"),
+            incident=get_str(failure, "incident"),
         ),
         Decision(
-            _checked(decision, "action", str),
-            _checked(decision, "delay_ms", int),
-            _checked(decision, "reason", str),
-            Evidence(
-                **{
-                    name: _checked(_table(decision, "evidence"), name, int, NoneType)
-                    for name in Evidence._fields
-                }
+            cast(Action, get_str(decision, "action")),
+            get_int(decision, "delay_ms"),
+            get_str(decision, "reason"),
+            Evidence._make(
+                [
+                    *(get_int(evidence, name) for name in Evidence._fields[:-1]),
+                    get_int_or_none(evidence, Evidence._fields[-1]),
+                ]
             ),
         ),
-        Moment(
-            _checked(_table(document, "at"), "wall_ms", int),
-            _checked(_table(document, "at"), "boot_id", str),
-            _checked(_table(document, "at"), "boottime_ms", int),
-        ),
+        Moment(get_int(at, "wall_ms"), get_str(at, "boot_id"), get_int(at, "boottime_ms")),
     )
     split_invocation(entry.death.invocation)
+    # Half a surrogate pair, which JSON can write and no store can keep, is a UnicodeEncodeError.
+    for text in (entry.death.kind, entry.death.held, entry.death.incident, entry.decision.reason):
+        text.encode()
     if entry.death.invocation != invocation or entry.decision.action not in DECISIONS:
         raise ValueError("the file has another failure's name, or no decision")
     return entry
-
-
-def _table(document: dict[str, Any], name: str) -> dict[str, Any]:
-    table: dict[str, Any] = _checked(document, name, dict)
-    return table
-
-
-def _checked(table: dict[str, Any], name: str, *types: type) -> Any:
-    """Return the value if it has one of these types; else ValueError."""
-    value = table.get(name)
-    if type(value) not in types:
-        raise ValueError(f"{name} is not what it should be")
-    if isinstance(value, str):
-        value.encode()  # half a surrogate pair, which JSON can write, no store can keep
-    return value
