@@ -17,7 +17,13 @@ from typing import Final
 from nomarr_systemd.controller.act import Done, LedgerUnwritable, act
 from nomarr_systemd.controller.log import ERROR, log
 from nomarr_systemd.controller.observe import find_unheard, observe
-from nomarr_systemd.controller.reports import Report, clear_due, clear_report, read_reports
+from nomarr_systemd.controller.reports import (
+    Report,
+    clear_due,
+    clear_report,
+    make_directory,
+    read_reports,
+)
 from nomarr_systemd.controller.site import Site
 from nomarr_systemd.core.errors import ConfigError, NomarrError, StoreError
 from nomarr_systemd.core.plan import plan
@@ -42,6 +48,7 @@ def run(site: Site, *, everybody: bool, resumed: Mapping[str, str] | None = None
 
     Call it in ``site.alone()``.
     """
+    make_directory(site.paths)
     reports = read_reports(site.paths, with_untold=everybody)
     deaths = [*reports.deaths, *(find_unheard(site, reports.deaths) if everybody else ())]
     who = None if everybody else [*(each.component for each in deaths), *reports.due]

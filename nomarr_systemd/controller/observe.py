@@ -50,6 +50,7 @@ UNIT_FACTS: Final = (
 )
 _TIMER: Final = ("Job", "SubState")
 EXIT_FACTS: Final = ("InvocationID", "Result", "ExecMainCode", "ExecMainStatus")
+_FEW: Final = 8  # accounts that are read one by one
 _RUNNING: Final = ("active", "activating", "reloading")
 
 
@@ -69,10 +70,31 @@ def observe(
     outcomes: Sequence[Outcome] = (),
     resumed: Mapping[str, str] | None = None,
 ) -> World:
-    """Look at these workers, or at everybody (None), and at whoever their incidents concern."""
+    """Look at these workers, or at everybody (None), and at whoever their incidents concern.
+
+    A ledger that goes away meanwhile is away: then it is looked at once more without it.
+    """
+    everybody = site.config.components()
+    try:
+        seen = _read_books(site, everybody if who is None else who, outcomes)
+        return _observe(site, reports, who, seen, due, outcomes, resumed or {})
+    except StoreError as error:
+        log(ERROR, "the store is away", error=error, hint=error.hint)
+        site.forget_store()
+        return _observe(site, reports, who, Seen(None, {}), due, (), {})
+
+
+def _observe(
+    site: Site,
+    reports: Sequence[Report],
+    who: Iterable[Component] | None,
+    seen: Seen,
+    due: Sequence[Component],
+    outcomes: Sequence[Outcome],
+    resumed: Mapping[str, str],
+) -> World:
     now = clock.now()
-    configured = dict.fromkeys(site.config.components())
-    seen = _read_books(site, configured if who is None else who, outcomes)
+    configured = set(site.config.components())
     spooled = _read_spool(site)
     chosen = _choose(site, reports, who, seen, spooled, outcomes)
     workers = [each for each in chosen if each in configured]
@@ -89,7 +111,7 @@ def observe(
         {pool: tuple(found) for pool, found in _recall(site, reports, seen, now).items()},
         frozenset(each.invocation for each in reports if each.is_untold),
         spooled,
-        resumed or {},
+        resumed,
         tuple(outcomes),
         read_quarantines(site, outcomes),
         "away" if seen.accounts is None else "sound",
@@ -164,20 +186,15 @@ def find_unheard(site: Site, reports: Sequence[Report]) -> list[Report]:
 
 def _read_books(site: Site, who: Iterable[Component], outcomes: Sequence[Outcome]) -> Seen:
     """Read the accounts of these workers, and of the pools that an incident or a job concerns."""
-    try:
-        incidents = {each.pool: each for each in site.incidents.incidents()}
-        pools = {pool for pool, incident in incidents.items() if not incident.closed}
-        pools |= {each.component_id.split(":")[1] for each in outcomes}
-        names = {each.component_id for each in who}
-        names |= {each.component_id for each in site.config.components() if each.pool in pools}
-        if len(names) > 8:
-            every = {each.component_id: each for each in site.ledger.accounts()}
-            return Seen({name: every.get(name) or Account(name) for name in names}, incidents)
-        return Seen({name: site.ledger.account(name) for name in names}, incidents)
-    except StoreError as error:
-        log(ERROR, "the store is away", error=error, hint=error.hint)
-        site.forget_store()
-        return Seen(None, {})
+    incidents = {each.pool: each for each in site.incidents.incidents()}
+    pools = {pool for pool, incident in incidents.items() if not incident.closed}
+    pools |= {each.component_id.split(":")[1] for each in outcomes}
+    names = {each.component_id for each in who}
+    names |= {each.component_id for each in site.config.components() if each.pool in pools}
+    if len(names) > _FEW:
+        every = {each.component_id: each for each in site.ledger.accounts()}
+        return Seen({name: every.get(name) or Account(name) for name in names}, incidents)
+    return Seen({name: site.ledger.account(name) for name in names}, incidents)
 
 
 def _read_spool(site: Site) -> tuple[Spooled, ...]:

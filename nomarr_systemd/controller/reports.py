@@ -7,6 +7,7 @@ it goes to ``untold/``, from where it is told again.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Iterable
@@ -77,7 +78,7 @@ def _read_untold(directory: str) -> Iterable[Report]:
 def _read_all(directory: str) -> Iterable[tuple[str, str, float]]:
     try:
         names = os.listdir(directory)
-    except FileNotFoundError:
+    except OSError:
         return
     for name in sorted(names):
         try:
@@ -118,9 +119,17 @@ def write_report(paths: Paths, report: Report) -> None:
         file.write(text)
 
 
+def make_directory(paths: Paths) -> None:
+    """Make the directory that the hook writes to, should it be gone: a hook cannot."""
+    with contextlib.suppress(OSError):
+        os.makedirs(paths.pending, 0o700, exist_ok=True)
+
+
 def clear_report(paths: Paths, invocation: str) -> None:
-    remove(os.path.join(paths.pending, invocation))
-    remove(os.path.join(paths.untold, invocation))
+    """Remove a report; one that cannot be removed is read again, which does no harm."""
+    for directory in (paths.pending, paths.untold):
+        with contextlib.suppress(OSError):
+            remove(os.path.join(directory, invocation))
 
 
 def keep_untold(paths: Paths, invocation: str) -> None:
@@ -128,9 +137,10 @@ def keep_untold(paths: Paths, invocation: str) -> None:
     try:
         os.makedirs(paths.untold, 0o700, exist_ok=True)
         os.rename(os.path.join(paths.pending, invocation), os.path.join(paths.untold, invocation))
-    except FileNotFoundError:
-        return  # it is there already
+    except OSError:
+        return  # it is there already, or /run is full: it stays pending
 
 
 def clear_due(paths: Paths, component: Component) -> None:
-    remove(os.path.join(paths.pending, f"due-{component.instance}"))
+    with contextlib.suppress(OSError):
+        remove(os.path.join(paths.pending, f"due-{component.instance}"))

@@ -198,3 +198,25 @@ def elapsed_s(lab: Lab) -> float:
     """Since the controller left."""
     left_us = int(lab.get("nomarr-controller.service", "InactiveEnterTimestampMonotonic"))
     return float(Path("/proc/uptime").read_text().split()[0]) - left_us / 1e6
+
+
+def test_a_directory_of_reports_that_was_deleted_is_made_again(lab: Lab) -> None:
+    install(lab)
+    lab.start("tag-0")
+    Path(lab.paths.pending).rmdir()
+    died = kill(lab)
+    lab.wait_until("tag-0", "failed")
+    assert lab.get("nomarr-reconcile-soon.timer", "ActiveState") == "active"
+    lab.systemctl("start", "nomarr-reconcile.service")  # the timer does it in a minute
+    wait_for_run(lab, died)
+    assert [record.invocation for record in records_of(lab)] == [died]
+
+
+def test_a_hold_that_cannot_be_read_keeps_only_its_own_worker_down(lab: Lab) -> None:
+    install(lab)
+    lab.start("tag-0", "tag-1")
+    Path(lab.paths.hold, "tag-0").mkdir()
+    held, other = kill(lab, "tag-0"), kill(lab, "tag-1", signal.SIGSEGV)
+    wait_for_run(lab, other, "tag-1")
+    assert wait_for_record(lab, held, "pending").action == "hold"
+    assert lab.get("tag-0", "ActiveState") == "failed"
