@@ -55,7 +55,7 @@ class Done(NamedTuple):
     """What came of it."""
 
     outcomes: tuple[Outcome, ...] = ()  # of jobs: to be planned about
-    owes: bool = False  # something could not be done, and no bell will ring for it
+    owes: bool = False  # something is to be looked at again, and no bell will ring for it
     untold: bool = False  # the supervisor has not answered
     changed_incidents: bool = False  # more workers may be concerned than were looked at
 
@@ -68,20 +68,24 @@ def act(site: Site, intents: Sequence[Intent]) -> Done:
     _book(site, intents)
     _note_quarantines(site, _pick(intents, do.Quarantine))
     kept = _spool(site, _pick(intents, do.Spool))
-    _release(site, _pick(intents, do.Release))
+    refused |= _release(site, _pick(intents, do.Release))
     _stop(site, [each.component.unit for each in _pick(intents, do.Stop)])
     refused |= _mask(site, [each.component for each in _pick(intents, do.Mask)])
     timers = [timer_of(each.component) for each in _pick(intents, do.CancelTimer)]
-    started, unwanted = _start(site, _pick(intents, do.Start), timers)
+    starts = [each for each in _pick(intents, do.Start) if each.component not in refused]
+    started, unwanted = _start(site, starts, timers)
     refused |= started
     _note(site, _pick(intents, do.Note), refused, unwanted)
-    outcomes, untold = _tell(site, intents)
+    outcomes, unanswered = _tell(site, intents)
+    # What the supervisor said is planned about next; until that is done, it can be asked again.
+    untold = unanswered | {each.invocation for each in outcomes}
     for clear in _pick(intents, do.Clear):
         if clear.invocation in untold:
             keep_untold(site.paths, clear.invocation)
         elif clear.invocation not in kept:
             clear_report(site.paths, clear.invocation)
-    return Done(tuple(outcomes), bool(refused or kept), bool(untold), changed)
+    is_begun = any(each.effect == "started" for each in _pick(intents, do.Note))
+    return Done(tuple(outcomes), bool(refused or kept or is_begun), bool(unanswered), changed)
 
 
 def _pick(intents: Iterable[Intent], kind: type[_Kind]) -> list[_Kind]:
@@ -135,12 +139,16 @@ def _hold(site: Site, intents: Sequence[do.Hold]) -> None:
             _complain(each.component, error)
 
 
-def _release(site: Site, intents: Sequence[do.Release]) -> None:
+def _release(site: Site, intents: Sequence[do.Release]) -> set[Component]:
+    """Return the workers whose holds could not be ended."""
+    kept = set()
     for each in intents:
         try:
             site.holds.release(each.component)
         except OSError as error:
             _complain(each.component, error)
+            kept.add(each.component)
+    return kept
 
 
 def _book(site: Site, intents: Sequence[Intent]) -> None:

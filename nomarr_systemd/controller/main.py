@@ -138,7 +138,10 @@ def _arm(site: Site, *, owes: bool) -> None:
     systemd itself arms the timer at every failure of a worker.
     """
     with contextlib.suppress(ManagerError):
-        site.manager.queue_all(start=[SOON] if owes else (), stop=() if owes else [SOON])
+        if owes:
+            site.manager.restart(SOON)  # a start would do nothing while it runs this very program
+        else:
+            site.manager.queue_all(stop=[SOON])
 
 
 def reconcile(site: Site) -> None:
@@ -164,7 +167,8 @@ def end_incident(site: Site, pool: str, why: str) -> bool:
         if incident is None or incident.closed:
             return False
         run(site, everybody=True, resumed={pool: why})
-    return True
+        incident = site.incidents.get(pool)
+    return incident is None or bool(incident.closed)
 
 
 def _came_back(site: Site, since_ms: int) -> bool:

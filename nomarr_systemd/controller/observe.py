@@ -25,6 +25,7 @@ from nomarr_systemd.core.plan import is_blamed
 from nomarr_systemd.core.time import Moment, age_ms
 from nomarr_systemd.core.world import Outcome, Pool, Spooled, Unit, Worker, World
 from nomarr_systemd.host import clock
+from nomarr_systemd.ledger.spool import SUFFIX
 from nomarr_systemd.live import client
 from nomarr_systemd.systemd import stop_intent
 from nomarr_systemd.systemd.manager import (
@@ -199,10 +200,13 @@ def _read_books(site: Site, who: Iterable[Component], outcomes: Sequence[Outcome
 
 def _read_spool(site: Site) -> tuple[Spooled, ...]:
     entries, bad = site.spool.read()
-    for name in bad:
-        log(ERROR, "a spooled failure cannot be read and is set aside", file=name)
+    configured = {each.component_id for each in site.config.components()}
+    known = [each for each in entries if each.death.component_id in configured]
+    gone = [each.death.invocation + SUFFIX for each in entries if each not in known]
+    for name in (*bad, *gone):
+        log(ERROR, "a spooled failure is damaged, or of no configured worker: set aside", file=name)
         site.spool.set_aside(name)
-    return tuple(entries)
+    return tuple(known)
 
 
 def _recall(

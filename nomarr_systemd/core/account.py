@@ -204,13 +204,15 @@ def refund(
     None if it is not in the window, was refunded before, or ``max_restarts`` refunds were made
     within the window.
     """
+    if not any(invocation in row[0::3] for row in account.window.values()):
+        return account, None
     window = _take_out(account.window, invocation)
     window_ms = rules.window_s * 1000
     refunded = sum(
         record.action == "refund" and age_ms(record.moment, now) < window_ms
         for record in account.records
     )
-    if window == account.window or refunded >= rules.max_restarts:
+    if refunded >= rules.max_restarts:
         return account, None
     account, record = _append(account, now, invocation=invocation, action="refund", text=why)
     return account._replace(window=window), record
@@ -246,7 +248,7 @@ def set_effect(account: Account, invocation: str, effect: str, now: Moment) -> A
     rows = [with_effect(row, effect) if row.startswith(mark) else row for row in account.rows]
     account = account._replace(rows=rows, updated_at_wall_ms=now.wall_ms)
     # A held worker that was let go begins its run now, not when it was last restarted.
-    released = known.action == "hold" and effect == "done"
+    released = known.action == "hold" and known.effect == "pending"
     return account._replace(last_due=now) if released else account
 
 

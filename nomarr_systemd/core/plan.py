@@ -55,27 +55,16 @@ class Owed(NamedTuple):
         return self.early or due_in_ms(self.record, self.now) <= 0
 
 
-Verdict = Literal["wait", "done", "schedule", "start", "release", "start-job-failed"]
-# The first line that is true decides. ``release`` starts a unit and is done with it; ``start``
-# starts it and looks later whether it began.
+Verdict = Literal["wait", "done", "schedule", "start", "start-job-failed"]
+# The first line that is true decides. After a start the next look finds out whether it began.
 _TABLE: Final[tuple[tuple[str, Callable[[Owed], bool], Verdict], ...]] = (
     ("a job of it is queued", lambda owed: owed.unit.has_job, "wait"),
     ("it is masked", lambda owed: owed.unit.masked, "done"),
     ("it is held", lambda owed: bool(owed.hold), "wait"),
     ("it runs", lambda owed: owed.unit.state in RUNNING, "done"),
     ("a person stopped it", lambda owed: not owed.unit.wanted, "done"),
-    ("a hold met its last start", lambda owed: owed.unit.kept_down, "release"),
+    ("a hold met its last start", lambda owed: owed.unit.kept_down, "start"),
     ("it has moved on since", lambda owed: not owed.is_as_left, "done"),
-    (
-        "its supervisor is away",
-        lambda owed: (
-            owed.record.action == "hold"
-            and owed.record.code == EX_TEMPFAIL
-            and not owed.supervisor_active
-        ),
-        "wait",
-    ),
-    ("its hold is over", lambda owed: owed.record.action == "hold", "release"),
     (
         "it was started, and did not begin",
         lambda owed: (
@@ -85,6 +74,16 @@ _TABLE: Final[tuple[tuple[str, Callable[[Owed], bool], Verdict], ...]] = (
         "start-job-failed",
     ),
     ("it was started", lambda owed: owed.record.effect == "started", "wait"),
+    (
+        "its supervisor is away",
+        lambda owed: (
+            owed.record.action == "hold"
+            and owed.record.code == EX_TEMPFAIL
+            and not owed.supervisor_active
+        ),
+        "wait",
+    ),
+    ("its hold is over", lambda owed: owed.record.action == "hold", "start"),
     ("its backoff is over", lambda owed: owed.is_due, "start"),
     ("its backoff has a timer", lambda owed: owed.unit.timer == "waiting", "wait"),
     ("its backoff has no timer", lambda _owed: True, "schedule"),
@@ -161,6 +160,7 @@ class _Draft:
                 self._do(do.Quarantine(worker.component, outcome.invocation, jobs))
             if outcome.fail_pool:
                 self._fail_pool(worker, outcome)
+            self._do(do.Clear(worker.component, outcome.invocation))
 
     def _fail_pool(self, worker: Worker, outcome: Outcome) -> None:
         """Have all workers of the pool masked, but for those that were reset since."""
@@ -221,13 +221,12 @@ class _Draft:
     def _recognise(self, worker: Worker, death: Death) -> Death | None:
         """Return the death to book, or None: it is on record.
 
-        A second report of a run whose restart was begun means that the start job has failed.
+        A second report of a run after which the unit was started means that the start job failed.
         """
         last = self._accounts[death.component_id].find_last(death.run)
         if last is None:
             return death
-        is_started = (last.action, last.effect) == ("restart", "started")
-        if is_started and _is_still_failed(worker.unit, death.run):
+        if last.effect == "started" and _is_still_failed(worker.unit, death.run):
             return _start_job(worker, last)
         told = death._replace(invocation=last.invocation)
         is_new = death.run not in self._world.untold
@@ -373,12 +372,10 @@ class _Draft:
     def _look_after(self, incident: Incident) -> None:
         """Close the incident if the canary is healthy; elect another one if nothing will start
         this one; close it if there is none."""
-        canary = self._workers.get(incident.canary)
-        if canary is None:
-            return
-        if self._holds[incident.canary].startswith(INCIDENT):  # an election was cut off
-            self._release(canary)
-        elif not self._is_out(canary):
+        canary = self._workers.get(incident.canary)  # None: it is no longer configured
+        if canary and self._holds[incident.canary].startswith(INCIDENT):
+            self._release(canary)  # an election was cut off
+        elif canary and not self._is_out(canary):
             if canary.unit.state == "active" and incident.canary in self._world.healthy:
                 self._close(incident, f"{incident.canary} is healthy")
         elif others := [each for each in self._members(incident) if self._is_electable(each)]:
@@ -418,12 +415,19 @@ class _Draft:
     # Decisions that are not done
 
     def finish_all(self) -> None:
-        for worker in list(self._workers.values()):
-            for record in self._accounts[worker.component.component_id].unfinished():
-                if record.action == "fail":
-                    self._mask(worker, record)
-                else:
-                    self._finish(worker, record)
+        for name in list(self._workers):
+            self._finish_worker(name)
+
+    def _finish_worker(self, name: str) -> None:
+        worker, owed = self._workers[name], self._accounts[name].unfinished()
+        is_failed = any(record.action == "fail" for record in owed)
+        for record in owed:
+            if record.action == "fail":
+                self._mask(worker, record)
+            elif is_failed:
+                self._note(worker.component, record.invocation, "done")
+            else:
+                self._finish(worker, record)
 
     def _mask(self, worker: Worker, record: Record) -> None:
         component, unit = worker.component, worker.unit
@@ -451,18 +455,19 @@ class _Draft:
         elif verdict == "start-job-failed":
             self._take_failed_start(worker, record)
         elif verdict != "wait":
-            is_started = verdict in ("start", "release")
+            is_started = verdict == "start"
             if is_started:
                 self._do(do.Start(component, unit.invocation))
             # One that is done and cannot be noted may have given way to a blind one.
             if unit.timer != "none" and (is_started or self._world.ledger == "sound"):
                 self._do(do.CancelTimer(component))
-            self._note(component, record.invocation, "started" if verdict == "start" else "done")
+            self._note(component, record.invocation, "started" if is_started else "done")
 
     def _take_failed_start(self, worker: Worker, record: Record) -> None:
         death = _start_job(worker, record)
         if self._world.ledger == "sound":
             self._book(worker, self._excuse(worker, death))
+            self._finish_worker(death.component_id)
         else:
             self._spool(worker, death)
 

@@ -83,14 +83,15 @@ class Spool:
     def remove(self, invocations: Iterable[str]) -> None:
         """Remove entries that are booked."""
         names = [os.path.join(self.directory, each + SUFFIX) for each in invocations]
-        gone = [remove(name) for name in names]
-        if any(gone):
-            sync_directory(self.directory)
+        with contextlib.suppress(OSError):  # what stays is booked again, which changes nothing
+            gone = [remove(name) for name in names]
+            if any(gone):
+                sync_directory(self.directory)
 
     def set_aside(self, name: str) -> None:
         """Rename a file that is no entry, so that it is not read again."""
         path = os.path.join(self.directory, name)
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):
             os.rename(path, path.removesuffix(SUFFIX) + BAD_SUFFIX)
 
 
@@ -138,6 +139,8 @@ def _decode(content: bytes, invocation: str) -> Spooled:
     )
     split_invocation(entry.death.invocation)
     # Half a surrogate pair, which JSON can write and no store can keep, is a UnicodeEncodeError.
+    if not set(entry.at.boot_id) <= set("0123456789abcdef"):
+        raise ValueError("the moment names no boot")
     for text in (entry.death.kind, entry.death.held, entry.death.incident, entry.decision.reason):
         text.encode()
     if entry.death.invocation != invocation or entry.decision.action not in DECISIONS:

@@ -124,6 +124,10 @@ class Manager:
         """Queue a start and do not wait for it."""
         self._ask(Call("StartUnit", "ss", (unit, "replace")))
 
+    def restart(self, unit: str) -> None:
+        """Queue a restart and do not wait for it."""
+        self._ask(Call("RestartUnit", "ss", (unit, "replace")))
+
     def queue_all(
         self, *, start: Iterable[str] = (), stop: Iterable[str] = ()
     ) -> dict[str, ManagerError | None]:

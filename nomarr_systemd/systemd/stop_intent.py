@@ -12,7 +12,7 @@ Facts = Mapping[str, str]
 # Asked of nomarr-wanted@, and of the worker's unit.
 WANTED_FACTS: Final = ("ActiveState", "Job", "InactiveEnterTimestampMonotonic")
 UNIT_FACTS: Final = ("InactiveExitTimestampMonotonic", "InactiveEnterTimestampMonotonic")
-_LONGEST_STOP_US: Final = 3600 * 1_000_000
+_LONGEST_STOP_US: Final = 600 * 1_000_000
 
 
 def is_wanted(wanted: Facts) -> bool:

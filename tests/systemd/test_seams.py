@@ -220,3 +220,24 @@ def test_a_hold_that_cannot_be_read_keeps_only_its_own_worker_down(lab: Lab) -> 
     wait_for_run(lab, other, "tag-1")
     assert wait_for_record(lab, held, "pending").action == "hold"
     assert lab.get("tag-0", "ActiveState") == "failed"
+
+
+def test_the_reconciler_comes_back_while_something_is_owed(lab: Lab) -> None:
+    """Also when the timer itself has started it."""
+    install(lab)
+    lab.write_unit(
+        "nomarr-reconcile-soon.timer.d/90-soon.conf", "[Timer]\nOnActiveSec=\nOnActiveSec=1s\n"
+    )
+    lab.reload()
+    lab.start("tag-0")
+    lab.systemctl("stop", *CONTROLLER)
+    Path(lab.paths.state, "ledger.db").mkdir()
+    kill(lab)
+
+    def runs() -> int:
+        return lab.journal("-o", "cat").count("Finished nomarr-reconcile.service")
+
+    lab.wait_for(lambda: runs() >= 3, timeout_s=30, what="three looks")
+    Path(lab.paths.state, "ledger.db").rmdir()
+    lab.wait_for(lambda: len(records_of(lab)) == 1, what="it is booked")
+    lab.wait_until("nomarr-reconcile-soon.timer", "inactive", timeout_s=60)

@@ -1,0 +1,95 @@
+"""Single worlds and what is planned about them: the cases that once went wrong, by name."""
+
+from __future__ import annotations
+
+from nomarr_systemd.core import account as book
+from nomarr_systemd.core import intents as do
+from nomarr_systemd.core.account import Account
+from nomarr_systemd.core.ids import Component
+from nomarr_systemd.core.incident import INCIDENT, Incident
+from nomarr_systemd.core.intents import Intent
+from nomarr_systemd.core.plan import plan
+from nomarr_systemd.core.world import Outcome, Pool, Unit, Worker, World
+from tests.support.moments import PLAIN, at, death, run
+
+TAG = Component("tag", 0)
+EMPTY = Account(TAG.component_id)
+FAILED = Unit("failed", run(1))
+
+
+def kinds(intents: list[Intent]) -> list[str]:
+    return [type(each).__name__ for each in intents]
+
+
+def world(worker: Worker, **fields: object) -> World:
+    return World((worker,), {"tag": Pool(1)})._replace(**fields)  # type: ignore[arg-type]
+
+
+def test_a_death_gets_its_timer_its_record_and_is_told() -> None:
+    planned = plan(world(Worker(TAG, PLAIN, FAILED, EMPTY, deaths=(death(run(1)),))), at(0))
+    assert kinds(planned) == ["Schedule", "Book", "Tell", "Clear"]
+
+
+def test_a_worker_whose_mask_is_owed_is_not_started() -> None:
+    """Refused, the mask left it to a hold that was over at once: restarted for ever, uncounted."""
+    account = book.mark_failed(EMPTY, "its pool failed", at(0), invocation=run(9))
+    planned = plan(world(Worker(TAG, PLAIN, FAILED, account, deaths=(death(run(1)),))), at(1))
+    assert "Start" not in kinds(planned)
+    assert "Mask" in kinds(planned)
+    [booked] = [each for each in planned if isinstance(each, do.Book)]
+    assert booked.record.action == "hold"
+
+
+def test_an_incident_whose_canary_is_no_longer_configured_goes_on_or_ends() -> None:
+    incident = Incident(
+        "tag", "exit", 1, at(0), "worker:tag:9", ("worker:tag:9", "worker:tag:0"), ()
+    )
+    held = book.record_failure(EMPTY, death(run(1), code=1, incident="x"), PLAIN, at(0))[0]
+    member = Worker(TAG, PLAIN, FAILED, held, hold=f"{INCIDENT} x")
+    planned = plan(world(member, incidents={"tag": incident}), at(5))
+    assert do.Elect("tag", "worker:tag:0") in planned
+    running = Worker(TAG, PLAIN, Unit("active", run(2)), EMPTY)
+    planned = plan(world(running, incidents={"tag": incident}), at(5))
+    assert kinds(planned) == ["Close"]
+
+
+def test_a_start_after_a_hold_that_fails_is_a_failure_of_its_own() -> None:
+    """It was called done at once, and then forgotten for ever."""
+    held = death(run(1), code=75, supervisor_away=True)
+    account = book.record_failure(EMPTY, held, PLAIN, at(0))[0]
+    planned = plan(world(Worker(TAG, PLAIN, FAILED, account)), at(60))
+    assert kinds(planned) == ["Start", "Note"]
+    account = book.set_effect(account, run(1), "started", at(60))
+    reported = Worker(TAG, PLAIN, FAILED, account, deaths=(death(run(1), code=75),))
+    [booked] = [each for each in plan(world(reported), at(61)) if isinstance(each, do.Book)]
+    assert (booked.death.invocation, booked.death.kind) == (f"{run(1)}#1", "start-job")
+
+
+def test_a_start_that_failed_unreported_is_carried_out_at_once() -> None:
+    """Its decision was booked, and nothing done about it for an hour."""
+    once = PLAIN._replace(max_restarts=1)
+    account = book.record_failure(EMPTY, death(run(1)), once, at(0))[0]
+    account = book.set_effect(account, run(1), "started", at(1))
+    planned = plan(world(Worker(TAG, once, FAILED, account)), at(60))
+    assert [kind for kind in kinds(planned) if kind != "Tell"] == ["Book", "Clear", "Mask", "Note"]
+    at_once = PLAIN._replace(backoff_base_s=0)
+    planned = plan(world(Worker(TAG, at_once, FAILED, account)), at(60))
+    assert "Start" in kinds(planned)
+
+
+def test_an_outcome_stays_reported_until_it_is_carried_out() -> None:
+    account = book.record_failure(EMPTY, death(run(1)), PLAIN, at(0))[0]
+    outcome = Outcome(TAG.component_id, run(1), ("job",), (run(1),))
+    worker = Worker(TAG, PLAIN, Unit("active", run(2)), account)
+    planned = plan(world(worker, outcomes=(outcome,)), at(1))
+    assert kinds(planned)[:3] == ["Refund", "Quarantine", "Clear"]
+    assert not plan(world(worker, outcomes=(outcome,), ledger="read-only"), at(1))
+
+
+def test_a_backoff_of_its_own_is_not_cut_short_by_an_incident_that_ends() -> None:
+    account = book.record_failure(EMPTY, death(run(1), code=2), PLAIN, at(0))[0]
+    waiting = Worker(TAG, PLAIN, FAILED._replace(timer="waiting"), account)
+    members = ("worker:tag:0", "worker:tag:1")
+    incident = Incident("tag", "exit", 1, at(0), "worker:tag:1", members, ())
+    planned = plan(world(waiting, incidents={"tag": incident}, resumed={"tag": "by hand"}), at(0.5))
+    assert kinds(planned) == ["Close"]
