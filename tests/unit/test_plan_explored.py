@@ -18,7 +18,7 @@ from nomarr_systemd.core.policy import Rules
 from tests.support import model_machine as model
 from tests.support.model_machine import Broken, Machine
 
-MOST = int(os.environ.get("NOMARR_EXPLORE_WORLDS", "20000"))
+MOST = int(os.environ.get("NOMARR_EXPLORE_WORLDS", "10000"))
 # A short window and two restarts: limits are met within a few deaths.
 RULES = Rules(max_restarts=2, window_s=60, backoff_base_s=1, backoff_jitter=0)
 AT_ONCE = RULES._replace(backoff_base_s=0, max_lifetime_restarts=3)
