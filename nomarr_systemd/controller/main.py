@@ -16,7 +16,13 @@ from typing import Final
 
 from nomarr_systemd.controller.act import Done, LedgerUnwritable, act
 from nomarr_systemd.controller.log import ERROR, log
-from nomarr_systemd.controller.observe import find_unheard, observe
+from nomarr_systemd.controller.observe import (
+    Canaries,
+    find_unheard,
+    has_open_incident,
+    observe,
+    observe_canaries,
+)
 from nomarr_systemd.controller.reports import (
     Report,
     clear_due,
@@ -38,6 +44,7 @@ from nomarr_systemd.systemd.notify import listen_fds, notify
 USAGE: Final = f"usage: nomarr-controller {PLACES} [--reconcile]"
 IDLE_S: Final = 30.0
 LOOK_AGAIN_S: Final = 0.5  # at a canary
+LOOK_AT_ALL_MS: Final = 10_000  # at its pool, if nothing rang
 SOON: Final = "nomarr-reconcile-soon.timer"
 _PASSES: Final = 5  # an incident that opens concerns more workers, and so do jobs that are settled
 Stamp = tuple[int, int]
@@ -104,7 +111,9 @@ def serve(site: Site, fifo: int, applied: Stamp, *, idle_s: float = IDLE_S) -> b
     os.set_blocking(fifo, False)
     poll = select.poll()
     poll.register(fifo, select.POLLIN)
-    everybody = False
+    everybody, rang = False, True
+    seen: Canaries = ()
+    looked_ms = 0
     while True:
         # Lines are only a bell: the facts are in the files, also of lines that were lost.
         with contextlib.suppress(BlockingIOError):
@@ -113,23 +122,21 @@ def serve(site: Site, fifo: int, applied: Stamp, *, idle_s: float = IDLE_S) -> b
         if find_stamp(site.paths) != applied:
             return True
         with site.alone():
-            owes = run(site, everybody=everybody)
-            is_busy = _has_open_incident(site)
+            # While an incident is open, only its canary is watched: a pool is many questions.
+            is_old = monotonic_ms() - looked_ms > LOOK_AT_ALL_MS
+            canaries = () if rang else observe_canaries(site)
+            if rang or everybody or is_old or canaries != seen:
+                owes = run(site, everybody=everybody)
+                looked_ms, seen = monotonic_ms(), canaries  # as they were before the run
+            is_busy = has_open_incident(site)
         if everybody and not is_busy:
             _arm(site, owes=owes)
             return False
         # While nobody reads, systemd would keep all its signals for us.
         site.manager.close()
-        rang = poll.poll((LOOK_AGAIN_S if is_busy else idle_s) * 1000)
+        rang = bool(poll.poll((LOOK_AGAIN_S if is_busy else idle_s) * 1000))
         # The last look before leaving is at everybody.
         everybody = not rang and not is_busy
-
-
-def _has_open_incident(site: Site) -> bool:
-    try:
-        return any(not each.closed for each in site.incidents.incidents())
-    except StoreError:
-        return False
 
 
 def _arm(site: Site, *, owes: bool) -> None:

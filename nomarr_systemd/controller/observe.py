@@ -18,7 +18,13 @@ from nomarr_systemd.controller.site import Site
 from nomarr_systemd.core.account import Account
 from nomarr_systemd.core.death import EX_TEMPFAIL, Death, classify, exit_words
 from nomarr_systemd.core.errors import StoreError
-from nomarr_systemd.core.ids import UNIT_PREFIX, UNIT_SUFFIX, Component, find_instance
+from nomarr_systemd.core.ids import (
+    UNIT_PREFIX,
+    UNIT_SUFFIX,
+    Component,
+    find_instance,
+    parse_component,
+)
 from nomarr_systemd.core.incident import INCIDENT, LEAST, SPAN_MS, Incident
 from nomarr_systemd.core.ledger_record import Record
 from nomarr_systemd.core.plan import is_blamed
@@ -43,6 +49,7 @@ from nomarr_systemd.systemd.stop_intent import (
 )
 
 Facts = Mapping[str, str]
+Canaries = tuple[tuple[str | bool, ...], ...]
 _OWN_SIGNALS: Final = frozenset((-6, -9))  # the supervisor kills by these, and can say why
 UNIT_FACTS: Final = (
     *("ActiveState", "LoadState", "InvocationID", "Job", "ConditionResult"),
@@ -51,6 +58,7 @@ UNIT_FACTS: Final = (
 )
 _TIMER: Final = ("Job", "SubState")
 EXIT_FACTS: Final = ("InvocationID", "Result", "ExecMainCode", "ExecMainStatus")
+_CANARY: Final = ("ActiveState", "LoadState", "InvocationID", "Job")
 _FEW: Final = 8  # accounts that are read one by one
 _RUNNING: Final = ("active", "activating", "reloading")
 
@@ -372,6 +380,40 @@ def _ask_labels(
     if not isinstance(labels, dict):
         return {}
     return {str(run): label for run, label in labels.items() if isinstance(label, str)}
+
+
+def has_open_incident(site: Site) -> bool:
+    try:
+        return any(not each.closed for each in site.incidents.incidents())
+    except StoreError:
+        return False
+
+
+def observe_canaries(site: Site) -> Canaries:
+    """Return what is seen of the canaries of open incidents: a few questions, to find out whether
+    a whole look is worth it. Empty: no incident is open."""
+    try:
+        incidents = {each.pool: each for each in site.incidents.incidents() if not each.closed}
+    except StoreError:
+        return ()
+    if not incidents:
+        return ()
+    healthy = _find_healthy(site, Seen(None, incidents))
+    canaries = [parse_component(each.canary) for each in incidents.values()]
+    questions: dict[str, Sequence[str]] = {}
+    for each in canaries:
+        questions |= {each.unit: _CANARY, each.wanted_unit: ("ActiveState",)}
+    shown = site.manager.show_each(questions)
+    return tuple(
+        (
+            each.component_id,
+            site.holds.read(each),
+            each.component_id in healthy,
+            *shown[each.unit].values(),
+            *shown[each.wanted_unit].values(),
+        )
+        for each in canaries
+    )
 
 
 def _find_healthy(site: Site, seen: Seen) -> frozenset[str]:
