@@ -65,7 +65,7 @@ def run(site: Site, *, everybody: bool, resumed: Mapping[str, str] | None = None
             clear_report(site.paths, each.invocation)
     owes, outcomes = False, tuple[Outcome, ...]()
     for _ in range(_PASSES):
-        world = observe(site, deaths, who, due=reports.due, outcomes=outcomes, resumed=resumed)
+        world = observe(site, deaths, who, due=[*reports.due], outcomes=outcomes, resumed=resumed)
         done, world = _carry_out(site, world)
         _clear_seen(site, deaths, world)
         owes |= done.owes or (done.untold and world.supervisor_active) or _waits(world)
@@ -73,8 +73,8 @@ def run(site: Site, *, everybody: bool, resumed: Mapping[str, str] | None = None
         if not outcomes and not done.changed_incidents:
             break
         deaths = read_reports(site.paths).deaths
-    for component in reports.due:
-        clear_due(site.paths, component)
+    for component, written_ns in reports.due.items():
+        clear_due(site.paths, component, written_ns)
     return owes
 
 

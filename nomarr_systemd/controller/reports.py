@@ -19,7 +19,7 @@ from nomarr_systemd.host.files import remove
 from nomarr_systemd.host.layout import Paths
 
 MAX_BYTES: Final = 4096
-UNTOLD_S: Final = 600.0  # then the claims of the run have expired long ago
+UNTOLD_MS: Final = 600_000  # then the claims of the run have expired long ago
 
 
 class Report(NamedTuple):
@@ -38,44 +38,45 @@ class Reports(NamedTuple):
     """All that waits for the controller."""
 
     deaths: list[Report]
-    due: list[Component]  # their backoff is over
+    due: dict[Component, int]  # their backoff is over; when that was written, for ``clear_due``
 
 
 def read_reports(paths: Paths, *, with_untold: bool = False) -> Reports:
     """Read every complete file. One without its end is being written; one that is no report is
     removed: the failed unit itself shows what it stood for."""
-    found = Reports([], [])
-    for name, text, age_s in _read_all(paths.pending):
+    found = Reports([], {})
+    for name, text, written_ns in _read_all(paths.pending):
         path = os.path.join(paths.pending, name)
         if not text.endswith("\n") or "END=1" not in text.splitlines():
             continue
         try:
-            report = _parse(text, age_s)
+            report = _parse(text, written_ns)
         except BadName:
             remove(path)
             continue
         if isinstance(report, Report):
             found.deaths.append(report)
         else:
-            found.due.append(report)
+            found.due[report] = written_ns
     if with_untold:
         found.deaths.extend(_read_untold(paths.untold))
     return found
 
 
 def _read_untold(directory: str) -> Iterable[Report]:
-    for name, text, age_s in _read_all(directory):
+    for name, text, written_ns in _read_all(directory):
         try:
-            report = _parse(text, age_s)
+            report = _parse(text, written_ns)
         except BadName:
             report = None
-        if isinstance(report, Report) and age_s < UNTOLD_S:
+        if isinstance(report, Report) and report.age_ms < UNTOLD_MS:
             yield report._replace(is_untold=True)
         else:
             remove(os.path.join(directory, name))
 
 
-def _read_all(directory: str) -> Iterable[tuple[str, str, float]]:
+def _read_all(directory: str) -> Iterable[tuple[str, str, int]]:
+    """Yield the name and text of each file, and when it was written."""
     try:
         names = os.listdir(directory)
     except OSError:
@@ -83,13 +84,13 @@ def _read_all(directory: str) -> Iterable[tuple[str, str, float]]:
     for name in sorted(names):
         try:
             with open(os.path.join(directory, name), encoding="ascii", errors="replace") as file:
-                age_s = time.time() - os.fstat(file.fileno()).st_mtime
-                yield name, file.read(MAX_BYTES), max(0.0, age_s)
+                written_ns = os.fstat(file.fileno()).st_mtime_ns
+                yield name, file.read(MAX_BYTES), written_ns
         except OSError:
             continue  # another controller was faster
 
 
-def _parse(text: str, age_s: float) -> Report | Component:
+def _parse(text: str, written_ns: int) -> Report | Component:
     """Return the failure that a file describes, or the worker whose backoff is over; BadName."""
     words = dict(line.partition("=")[::2] for line in text.splitlines())
     component = parse_component(words.get("INSTANCE", ""))
@@ -103,7 +104,7 @@ def _parse(text: str, age_s: float) -> Report | Component:
         words.get("MONITOR_SERVICE_RESULT", ""),
         words.get("MONITOR_EXIT_CODE", ""),
         words.get("MONITOR_EXIT_STATUS", ""),
-        round(age_s * 1000),
+        max(0, time.time_ns() - written_ns) // 1_000_000,
     )
 
 
@@ -141,6 +142,9 @@ def keep_untold(paths: Paths, invocation: str) -> None:
         return  # it is there already, or /run is full: it stays pending
 
 
-def clear_due(paths: Paths, component: Component) -> None:
+def clear_due(paths: Paths, component: Component, written_ns: int) -> None:
+    """Remove the ring of a backoff, unless the next backoff has rung meanwhile."""
+    path = os.path.join(paths.pending, f"due-{component.instance}")
     with contextlib.suppress(OSError):
-        remove(os.path.join(paths.pending, f"due-{component.instance}"))
+        if os.stat(path).st_mtime_ns == written_ns:
+            remove(path)
