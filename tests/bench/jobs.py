@@ -25,7 +25,7 @@ WORKER = """
 import os, sys
 from nomarr_systemd.core.job import Owner
 from nomarr_systemd.jobs.claims import Claims, End
-from nomarr_systemd.store.sqlite import SqliteStore
+from nomarr_systemd.store.sqlite.store import SqliteStore
 owner = Owner("worker:tag:0", os.urandom(16).hex())
 claims = Claims(SqliteStore(sys.argv[1], "work"), "tag", owner)
 print("ready", flush=True)
