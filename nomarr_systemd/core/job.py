@@ -6,8 +6,6 @@ it is added. Workers take jobs in the order of keys.
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, Literal, NamedTuple, Protocol, get_args
@@ -113,6 +111,8 @@ class CrashRules(Protocol):
 
 def key_of(pool: str, path: str) -> str:
     """The job's key: readable, ordered as the path as far as that is possible, and unique."""
+    import hashlib  # dear, and the controller needs none
+
     raw = path.encode("utf-8", "surrogateescape")
     slug = _PLAIN.sub("", path.lower())[:_SLUG] or "0"
     digest = hashlib.blake2b(raw, digest_size=12, person=b"nomarr-job").hexdigest()
@@ -125,6 +125,8 @@ def claim_key(job: str) -> str:
 
 def make_job(pool: str, path: str, wall_ms: int) -> Doc:
     """A new job, or BadName."""
+    import base64  # dear, and the controller needs none
+
     check_pool(pool)
     if not path or "\0" in path:
         raise BadName(f"{path!r:.80} is no path", hint="a path has one character at least, no NUL")
@@ -152,6 +154,8 @@ def make_job(pool: str, path: str, wall_ms: int) -> Doc:
 
 def path_of(doc: Mapping[str, Any]) -> str:
     """The path as the operating system knows it; bytes that are not UTF-8 as surrogates."""
+    import base64  # dear, and the controller needs none
+
     raw = doc.get("raw")
     if isinstance(raw, str):
         return base64.b64decode(raw).decode("utf-8", "surrogateescape")

@@ -4,9 +4,7 @@ clock is right, whether files and the journal outlast a reboot, how much room is
 
 from __future__ import annotations
 
-import ctypes
 import os
-import subprocess
 from typing import Final
 
 from nomarr_systemd.config.store_url import SqliteUrl, parse_store_url
@@ -19,6 +17,8 @@ _TIMEOUT_S: Final = 10.0
 
 def is_clock_synchronised() -> bool | None:
     """What the kernel has been told, by whichever program keeps the time; None: not known."""
+    import ctypes  # the controller needs this module and not this
+
     try:
         libc = ctypes.CDLL(None, use_errno=True)
         state = libc.adjtimex(ctypes.create_string_buffer(_TIMEX_BYTES))
@@ -61,6 +61,8 @@ def is_journal_persistent() -> bool:
 
 def systemd_version() -> int:
     """0 if there is none."""
+    import subprocess  # the controller needs this module and not this
+
     try:
         done = subprocess.run(
             ["systemctl", "--version"],  # noqa: S607 (any PATH's)

@@ -213,6 +213,7 @@ def test_the_controllers_imports_stay_cheap() -> None:
     """What a controller on SQLite needs, imported for real, and what must not come with it."""
     names = ["nomarr_systemd.controller.main", "nomarr_systemd.store.sqlite.store"]
     heavy = ["arango", "jinja2", "click", "asyncio", "dataclasses", "logging", "tomllib", "inspect"]
+    heavy += ["ctypes", "hashlib", "subprocess", "systemd", "threading"]
     code = (
         f"import sys, {', '.join(names)}\n"
         f"print([name for name in {heavy!r} if name in sys.modules])"
