@@ -9,7 +9,7 @@ the rest, because a report is cleared last:
    the spool's files go after it, never before; then what was quarantined is told and noted;
 4. the spool, where there is no ledger: durable before anything is restarted;
 5. ends of holds, stops, then masks (a unit that is masked while it starts keeps its start job),
-   then starts, each looked at once more; timers that are no longer wanted go after the start;
+   then starts, looked at once more if it took a while; timers that are done go after the start;
 6. how far each decision got, in one commit. If that is lost, the next plan does it again;
 7. the journal, then the supervisor. Killed before this, it is told again, never not at all;
 8. reports are cleared, or kept for the supervisor alone if it did not answer.
@@ -20,7 +20,7 @@ What systemd refuses for one worker is no matter of the others, and is still owe
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from nomarr_systemd.controller.job_outcomes import note_quarantine, tell_supervisor
 from nomarr_systemd.controller.log import ERROR, log
@@ -42,6 +42,7 @@ from nomarr_systemd.systemd.manager import (
 )
 from nomarr_systemd.systemd.stop_intent import WANTED_FACTS, is_wanted
 
+FRESH_MS: Final = 50
 _Kind = TypeVar("_Kind")
 
 
@@ -238,31 +239,38 @@ def _mask(site: Site, components: Sequence[Component]) -> set[Component]:
 def _start(
     site: Site, intents: Sequence[do.Start], timers: Sequence[str]
 ) -> tuple[set[Component], set[Component]]:
-    """Start what still is as it was observed; a person may have stopped it a moment ago. Then the
-    timers go, in the same trip.
+    """Start units, then stop the timers, in the same trip. If it is a while since systemd was
+    asked, as with many deaths at once, ask again: a person may have stopped one meanwhile.
 
     Returns whose start was refused, and whose is no longer wanted.
     """
     if not intents:
         _stop(site, timers)
         return set(), set()
+    is_fresh = monotonic_ms() - site.observed_ms < FRESH_MS
+    unwanted = set() if is_fresh else _find_unwanted(site, intents)
+    wanted = {each.component.unit: each.component for each in intents}
+    wanted = {unit: each for unit, each in wanted.items() if each not in unwanted}
+    answers = site.manager.queue_all(start=wanted, stop=timers)
+    return _complain_all({each: answers[unit] for unit, each in wanted.items()}), unwanted
+
+
+def _find_unwanted(site: Site, intents: Sequence[do.Start]) -> set[Component]:
+    """Return the workers that are no longer as they were observed, or no longer wanted."""
     questions: dict[str, Sequence[str]] = {}
     for each in intents:
         questions[each.component.unit] = ("ActiveState", "InvocationID")
         questions[each.component.wanted_unit] = WANTED_FACTS
     shown = site.manager.show_each(questions)
-    wanted, unwanted = {}, set()
+    unwanted = set()
     for each in intents:
         unit = shown[each.component.unit]
         is_same = unit["ActiveState"] in ("failed", "inactive") and (
             unit["InvocationID"] == each.run
         )
-        if is_same and is_wanted(shown[each.component.wanted_unit]):
-            wanted[each.component.unit] = each.component
-        else:
+        if not is_same or not is_wanted(shown[each.component.wanted_unit]):
             unwanted.add(each.component)
-    answers = site.manager.queue_all(start=wanted, stop=timers)
-    return _complain_all({each: answers[unit] for unit, each in wanted.items()}), unwanted
+    return unwanted
 
 
 def _note(

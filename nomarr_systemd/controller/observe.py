@@ -265,7 +265,9 @@ def _ask_systemd(site: Site, workers: Sequence[Component]) -> dict[str, dict[str
     }
     for each in workers:
         questions |= {each.unit: UNIT_FACTS, each.wanted_unit: WANTED_FACTS, timer_of(each): _TIMER}
-    return site.manager.show_each(questions)
+    shown = site.manager.show_each(questions)
+    site.observed_ms = monotonic_ms()
+    return shown
 
 
 def _make_worker(

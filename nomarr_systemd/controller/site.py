@@ -31,6 +31,7 @@ class Site:
         self.spool = Spool(paths.spool)
         self.holds = Holds(paths.hold)
         self.recent: dict[str, list[Death]] = {}  # by pool: booked and blamed in the last seconds
+        self.observed_ms = 0  # when systemd was last asked about all that matters, monotonic
         self._host = host_of(config.store.url)
         self._store: Store | None = None
 
