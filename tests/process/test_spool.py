@@ -121,6 +121,8 @@ def test_a_file_that_is_no_failure_is_set_aside(
         (b'"window_used": 0', b'"window_used": "x"'),
         (b'"wall_ms": 17', b'"wall_ms": "", "x": 17'),
         (b'"boot_id": "', b'"boot_id": [1], "x": "'),
+        (b'"boot_id": "b', b'"boot_id": "|'),
+        (b'"kind": "core-dump"', b'"kind": "\\ud800"'),
         (b'"decision": {', b'"decision": "x", "y": {'),
     ],
 )
