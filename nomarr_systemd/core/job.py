@@ -6,6 +6,7 @@ it is added. Workers take jobs in the order of keys.
 
 from __future__ import annotations
 
+import binascii
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, Literal, NamedTuple, Protocol, get_args
@@ -125,8 +126,6 @@ def claim_key(job: str) -> str:
 
 def make_job(pool: str, path: str, wall_ms: int) -> Doc:
     """A new job, or BadName."""
-    import base64  # dear, and the controller needs none
-
     check_pool(pool)
     if not path or "\0" in path:
         raise BadName(f"{path!r:.80} is no path", hint="a path has one character at least, no NUL")
@@ -148,17 +147,15 @@ def make_job(pool: str, path: str, wall_ms: int) -> Doc:
     try:
         path.encode()
     except UnicodeEncodeError:  # not UTF-8: JSON keeps the bytes, and an escaped form for people
-        doc |= {"path": escape(path), "raw": base64.b64encode(raw).decode()}
+        doc |= {"path": escape(path), "raw": binascii.b2a_base64(raw, newline=False).decode()}
     return doc
 
 
 def path_of(doc: Mapping[str, Any]) -> str:
     """The path as the operating system knows it; bytes that are not UTF-8 as surrogates."""
-    import base64  # dear, and the controller needs none
-
     raw = doc.get("raw")
     if isinstance(raw, str):
-        return base64.b64decode(raw).decode("utf-8", "surrogateescape")
+        return binascii.a2b_base64(raw).decode("utf-8", "surrogateescape")
     return str(doc["path"])
 
 

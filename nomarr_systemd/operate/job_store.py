@@ -23,7 +23,10 @@ def open_as_owner(settings: StoreSettings) -> Iterator[Store]:
     parsed = parse_store_url(settings.url)
     try:
         if isinstance(parsed, SqliteUrl) and user == 0:
-            import nomarr_systemd.store.sqlite.store  # noqa: F401 (the owner may not be able to read it)
+            # Whatever is used as the owner is imported before: the owner may not be able to.
+            import hashlib  # noqa: F401
+
+            import nomarr_systemd.store.sqlite.store  # noqa: F401
 
             _become_owner(f"{parsed.directory}/work")
         with closing(open_work_store(settings)) as store:

@@ -12,7 +12,7 @@ import contextlib
 import os
 import select
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -207,8 +207,6 @@ class Supervisor:
         worker.is_queued = False
         if worker.fd < 0:
             return
-        if worker.state.status in ("unregistered", "dead"):
-            self._sync(worker)  # the frames may be those of a new run
         chunk = pipes.read(worker.fd)
         if not chunk:
             worker.is_hung_up = False
@@ -227,8 +225,12 @@ class Supervisor:
             self._loop.soon(partial(self._read, worker))
 
     def _take(self, worker: Worker, chunk: bytes) -> None:
-        """Decode, step, announce."""
-        frames, transitions = worker.feed(chunk, self._loop.now, self._rules)
+        """Decode, step, announce. systemd shows a run before its first frame can be written, so
+        frames that may be of a new run are given to ``_sync`` after they were read."""
+        frames = worker.decode(chunk)
+        if worker.may_be_of_new_run(frames) and self._sync(worker, frames):
+            return
+        transitions = worker.take_all(frames, self._loop.now, self._rules)
         if worker.decoder.drops:
             self._log_drops(worker)
         self._actions.follow(worker, transitions)
@@ -285,13 +287,14 @@ class Supervisor:
             if found:
                 self._sync(found)
 
-    def _sync(self, worker: Worker) -> None:
-        """Compare the run that systemd shows with the one that is known."""
+    def _sync(self, worker: Worker, read: Sequence[Frame] = ()) -> bool:
+        """Compare the run that systemd shows with the one that is known. If it is another, take
+        the frames that were read and those that are in the pipe, and return True."""
         current = self._units.read(worker.component)
         if current == worker.invocation:
             self._check_wanted(worker)
-            return
-        frames = self._drain(worker)
+            return False
+        frames = [*read, *self._drain(worker)]
         worker.decoder.finish()
         is_noisy = self._log_drops(worker)
         has_ended = bool(worker.invocation)
@@ -313,6 +316,7 @@ class Supervisor:
             self._announce_frames(worker, frames)
         else:
             self.announcer.tell_worker(worker)
+        return True
 
     def _check_wanted(self, worker: Worker) -> None:
         """Note a stop that was requested. The wanted unit may start just after the worker."""

@@ -1,5 +1,5 @@
 """Every configured worker as the supervisor sees it: its pipe's decoder, its health, its last
-frames. ``feed`` and ``step`` return frames and transitions; what follows from them is decided in
+frames. ``take`` and ``step`` return transitions; what follows from them is decided in
 supervisor.py.
 """
 
@@ -97,22 +97,29 @@ class Worker:
         self.frame = None
         self.frames = 0
 
-    def feed(
-        self, chunk: bytes, now: float, rules: HealthRules
-    ) -> tuple[list[Frame], list[Transition]]:
-        """Decode bytes of the pipe and step the health machine; never raises."""
-        frames = self.decode(chunk)
-        if frames:
-            return frames, self.take(frames, now, rules)
-        if sum(self.decoder.drops.values()) != self.drops:
-            return frames, self.step(NOISE, now, rules)
-        return frames, []
-
     def decode(self, chunk: bytes) -> list[Frame]:
         frames = self.decoder.feed(chunk)
         if frames:
             self.ring.add([frame.line for frame in frames])
         return frames
+
+    def may_be_of_new_run(self, frames: Iterable[Frame]) -> bool:
+        """Whether a run may have begun that is not known yet: none is, the known one is dead, or
+        a frame names another."""
+        mine = ("", self.invocation)
+        return (
+            not self.invocation
+            or self.state.status == "dead"
+            or any(frame.invocation not in mine for frame in frames)
+        )
+
+    def take_all(self, frames: list[Frame], now: float, rules: HealthRules) -> list[Transition]:
+        """Step the health machine by what was decoded last: frames, or noise if there are none."""
+        if frames:
+            return self.take(frames, now, rules)
+        if sum(self.decoder.drops.values()) != self.drops:
+            return self.step(NOISE, now, rules)
+        return []
 
     def take(self, frames: Iterable[Frame], now: float, rules: HealthRules) -> list[Transition]:
         """Step the health machine by frames. One that names another run than the present is late:

@@ -73,7 +73,7 @@ def test_frames_do_not_touch_the_heap() -> None:
     for n in range(1000):
         loop.now += 0.001
         chunk = encode("worker:tag:0", "healthy", seq=n)
-        changes += worker.feed(chunk, loop.now, rules)[1]
+        changes += worker.take_all(worker.decode(chunk), loop.now, rules)
         deadlines.arm(worker)
     assert len(loop._heap) == 2  # the start's, and the earlier one that took its place
     assert [change.new for change in changes] == ["pending", "healthy"]
@@ -89,9 +89,9 @@ def test_frames_of_another_run_do_not_step_the_machine() -> None:
 
     def feed(status: str, invocation: str | None) -> list[str]:
         chunk = encode("worker:tag:0", status, invocation=invocation)
-        frames, transitions = worker.feed(chunk, 2.0, rules)
+        frames = worker.decode(chunk)
         assert len(frames) == 1
-        return [each.new for each in transitions]
+        return [each.new for each in worker.take_all(frames, 2.0, rules)]
 
     assert feed("healthy", "b" * 32) == []
     assert feed("stopping", "b" * 32) == []
