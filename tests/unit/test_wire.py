@@ -57,7 +57,7 @@ def test_values_come_back(values: list[Typed]) -> None:
     for kind, value in values:
         writer.write(kind, value)
     signature = "".join(kind for kind, _ in values)
-    assert split(signature) == [kind for kind, _ in values]
+    assert list(split(signature)) == [kind for kind, _ in values]
     assert Reader(bytes(writer.data)).read_all(signature) == [value for _, value in values]
 
 

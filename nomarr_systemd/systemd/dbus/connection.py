@@ -10,11 +10,12 @@ import os
 import socket
 import time
 from collections.abc import Sequence
+from functools import lru_cache
 from struct import Struct
 from typing import Any, Final, NamedTuple
 
 from nomarr_systemd.core.errors import NomarrError
-from nomarr_systemd.systemd.dbus.wire import Reader, Writer, split
+from nomarr_systemd.systemd.dbus.wire import U32, Reader, Writer, split
 
 PATH: Final = "/org/freedesktop/systemd1"
 MANAGER: Final = "org.freedesktop.systemd1.Manager"
@@ -26,7 +27,8 @@ _DBUS: Final = "org.freedesktop.DBus"
 _CALL, _RETURN, _ERROR = 1, 2, 3
 _FIELD_PATH, _FIELD_INTERFACE, _FIELD_MEMBER = 1, 2, 3
 _FIELD_ERROR, _FIELD_REPLY_TO, _FIELD_DESTINATION, _FIELD_SIGNATURE = 4, 5, 6, 8
-_HEADER: Final = Struct("<BBBBIII")  # up to the length of the header fields
+_START: Final = Struct("<BBBBIII")  # of a message, up to the length of the header fields
+_PATH_FIELD: Final = bytes((_FIELD_PATH, 1)) + b"o\0"
 
 
 class BusError(NomarrError):
@@ -57,7 +59,8 @@ class Bus:
         self._timeout_s = timeout_s
         self._socket: socket.socket | None = None
         self._serial = 0
-        self._read = b""
+        self._read = b""  # what was received; up to _at it has been used
+        self._at = 0
 
     def call(self, call: Call) -> list[Any]:
         """Return the values of the answer; raise BusError if it is an error."""
@@ -87,6 +90,7 @@ class Bus:
             self._socket.close()
             self._socket = None
         self._read = b""
+        self._at = 0
 
     def _exchange(self, link: socket.socket, calls: Sequence[Call]) -> list[list[Any] | BusError]:
         first = self._serial + 1
@@ -137,32 +141,35 @@ class Bus:
 
     def _fill(self, link: socket.socket, wanted: int) -> None:
         """Read until at least ``wanted`` bytes are buffered."""
-        while len(self._read) < wanted:
+        while len(self._read) - self._at < wanted:
             piece = link.recv(1 << 16)
             if not piece:
                 raise ConnectionError("the connection was closed")
-            self._read += piece
+            self._read = self._read[self._at :] + piece
+            self._at = 0
 
     def _take_line(self, link: socket.socket) -> bytes:
-        while b"\r\n" not in self._read[:4096]:
-            if len(self._read) > 4096:
+        while (ends := self._read.find(b"\r\n", self._at)) < 0:
+            if len(self._read) - self._at > 4096:
                 raise ValueError("the answer is not D-Bus")
-            self._fill(link, len(self._read) + 1)
-        line, _, self._read = self._read.partition(b"\r\n")
+            self._fill(link, len(self._read) - self._at + 1)
+        line = self._read[self._at : ends]
+        self._at = ends + 2
         return line
 
     def _receive(self, link: socket.socket) -> tuple[int, dict[int, Any], bytes]:
         """Return the next message: kind, header fields, body."""
-        self._fill(link, _HEADER.size)
-        order, kind, _flags, version, length, _serial, fields = _HEADER.unpack_from(self._read)
+        self._fill(link, _START.size)
+        order, kind, _, version, length, _, fields = _START.unpack_from(self._read, self._at)
         if order != ord("l") or version != 1 or length + fields > MAX_MESSAGE:
             raise ValueError("the message is big-endian, of another version or too long")
-        begins = (_HEADER.size + fields + 7) & ~7
+        begins = (_START.size + fields + 7) & ~7
         self._fill(link, begins + length)
-        message, self._read = self._read[: begins + length], self._read[begins + length :]
+        message = self._read[self._at : self._at + begins + length]
+        self._at += len(message)
         if kind not in (_RETURN, _ERROR):
             return kind, {}, b""  # the private socket sends every signal to every client
-        reader = Reader(message, _HEADER.size - 4)
+        reader = Reader(message, _START.size - 4)
         return kind, dict(reader.read("a(yv)")), message[begins:]
 
 
@@ -187,20 +194,39 @@ def unit_path(name: str) -> str:
 
 
 def _encode_call(call: Call, serial: int) -> bytes:
-    body = Writer()
-    for kind, value in zip(split(call.signature), call.arguments, strict=True):
-        body.write(kind, value)
-    destination = _DBUS if call.interface == _DBUS else _NAME
-    fields: list[tuple[int, tuple[str, str]]] = [
-        (_FIELD_PATH, ("o", call.path)),
-        (_FIELD_INTERFACE, ("s", call.interface)),
-        (_FIELD_MEMBER, ("s", call.member)),
+    is_question = call.interface == PROPERTIES  # the same few for every unit
+    encode = _encode_again if is_question else _encode_arguments
+    body = encode(call.signature, call.arguments)
+    fields = _encode_fields(call.interface, call.member, call.signature)
+    path = call.path.encode()
+    fields += b"".join((_PATH_FIELD, U32.pack(len(path)), path, b"\0"))
+    start = _START.pack(ord("l"), _CALL, 0, 1, len(body), serial, len(fields))
+    return b"".join((start, fields, bytes(-len(fields) % 8), body))
+
+
+def _encode_arguments(signature: str, arguments: tuple[Any, ...]) -> bytes:
+    writer = Writer()
+    for kind, value in zip(split(signature), arguments, strict=True):
+        writer.write(kind, value)
+    return bytes(writer.data)
+
+
+_encode_again = lru_cache(maxsize=64)(_encode_arguments)
+
+
+@lru_cache(maxsize=64)
+def _encode_fields(interface: str, member: str, signature: str) -> bytes:
+    """Return the fields of a header but for the path, which is to follow them."""
+    destination = _DBUS if interface == _DBUS else _NAME
+    fields = [
+        (_FIELD_INTERFACE, ("s", interface)),
+        (_FIELD_MEMBER, ("s", member)),
         (_FIELD_DESTINATION, ("s", destination)),
     ]
-    if call.signature:
-        fields.append((_FIELD_SIGNATURE, ("g", call.signature)))
-    head = Writer()
-    head.data += _HEADER.pack(ord("l"), _CALL, 0, 1, len(body.data), serial, 0)[:-4]
-    head.write("a(yv)", fields)
-    head.align(8)
-    return bytes(head.data + body.data)
+    if signature:
+        fields.append((_FIELD_SIGNATURE, ("g", signature)))
+    writer = Writer()
+    for field in fields:
+        writer.write("(yv)", field)
+    writer.align(8)
+    return bytes(writer.data)

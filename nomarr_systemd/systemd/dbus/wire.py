@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from struct import Struct, pack_into
 from typing import Any, Final
 
@@ -24,7 +25,8 @@ U32: Final = _NUMBERS["u"]
 MAX_DEPTH: Final = 64
 
 
-def split(signature: str) -> list[str]:
+@lru_cache(maxsize=256)
+def split(signature: str) -> tuple[str, ...]:
     """Return the complete types of a signature: ``sa(sv)u`` is s, a(sv) and u."""
     found = []
     begins = 0
@@ -32,7 +34,7 @@ def split(signature: str) -> list[str]:
         ends = _end_of(signature, begins)
         found.append(signature[begins:ends])
         begins = ends
-    return found
+    return tuple(found)
 
 
 def _end_of(signature: str, begins: int) -> int:
@@ -103,24 +105,24 @@ class Reader:
         head = kind[0]
         if depth > MAX_DEPTH:
             raise ValueError("a message nests too deep")
-        self._align(_ALIGN[head])
+        self._at += -self._at % _ALIGN[head]
         if number := _NUMBERS.get(head):
             (value,) = number.unpack(self._take(number.size))
             return bool(value) if head == "b" else value
         if head == "g":
             return self._take(self._take(1)[0] + 1)[:-1].decode()
         if head in "so":
-            return self._take(self._length() + 1)[:-1].decode(errors="surrogateescape")
+            return self._take(self._length() + 1)[:-1].decode("utf-8", "surrogateescape")
         if head == "v":
             (inner,) = split(self.read("g"))
             return self.read(inner, depth + 1)
         if head == "a":
             return self._read_array(kind[1:], depth)
-        return tuple(self.read(each, depth + 1) for each in split(kind[1:-1]))
+        return tuple([self.read(each, depth + 1) for each in split(kind[1:-1])])
 
     def _read_array(self, kind: str, depth: int) -> Any:
         length = self._length()
-        self._align(_ALIGN[kind[0]])
+        self._at += -self._at % _ALIGN[kind[0]]
         if kind == "y":
             return self._take(length)
         ends = self._at + length
@@ -131,9 +133,6 @@ class Reader:
 
     def _length(self) -> int:
         return int(U32.unpack(self._take(4))[0])
-
-    def _align(self, size: int) -> None:
-        self._at += -self._at % size
 
     def _take(self, size: int) -> bytes:
         piece = self._data[self._at : self._at + size]
