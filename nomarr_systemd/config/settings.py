@@ -5,6 +5,7 @@ the defaults are in ``values`` and in ``core``.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -16,6 +17,8 @@ from nomarr_systemd.core.text import ask_for, quote, show
 
 DAY_S = 86_400
 YEAR_S = 31_536_000
+_USER = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
+_NOT_FOR_WORKERS = ("root", "nomarr-supervisor", "nomarr-web")
 SHORTEST_S = 0.001  # systemd reads a time of 0 as "off" or "for ever", and rounds down to it
 
 Kind = Literal["whole", "number", "word", "text", "path", "statuses", "command"]
@@ -67,6 +70,14 @@ def check_entrypoint(text: str) -> None:
     parts = [*module.split("."), name]
     if not (colon and text.isascii() and all(part.isidentifier() for part in parts)):
         raise BadName(f"{show(text)} names no class", hint='write it as "package.module:Class"')
+
+
+def check_user(text: str) -> None:
+    """BadName unless ``text`` can be the name of a user for workers."""
+    if not _USER.fullmatch(text):
+        raise BadName(f"{show(text)} is no name of a user", hint='write it as "music"')
+    if text in _NOT_FOR_WORKERS:
+        raise BadName(f"workers cannot run as {text}", hint="make a user of their own for them")
 
 
 def check_listen(text: str) -> None:
@@ -147,6 +158,8 @@ POOL = (
             help="a subclass of nomarr_systemd.worker.runtime.Worker, as package.module:Class"),
     Setting("command", "command",
             help="instead of entrypoint: any program that keeps the worker contract"),
+    Setting("user", "text", form=check_user,
+            help="the user that these workers run as, instead of nomarr; it must be there"),
     Setting("watchdog_s", "number", SHORTEST_S, DAY_S,
             help="seconds without WATCHDOG=1 after which systemd kills a worker"),
     Setting("stop_timeout_s", "number", SHORTEST_S, DAY_S,

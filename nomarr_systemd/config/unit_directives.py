@@ -63,7 +63,7 @@ OWNED = (
     Owned("Slice", "all workers are in nomarr.slice", "limit the pool, e.g. with MemoryMax"),
     Owned("LogExtraFields", "it marks the worker's journal entries"),
     Owned("LogNamespace", "post-mortems read the worker's entries from the default journal"),
-    Owned("User", "workers run as the user of the package"),
+    Owned("User", "it would not get its pipe", "set user of [pool.NAME]"),
     Owned("Group", "workers run as the group of the package", "set SupplementaryGroups"),
     Owned("DynamicUser", "workers run as the user of the package"),
     Owned("RuntimeDirectory*", "it could take the pipes' or the controller's directory away"),

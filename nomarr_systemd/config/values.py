@@ -43,6 +43,7 @@ class Pool(NamedTuple):
     workers: int = 1
     entrypoint: str = ""
     command: tuple[str, ...] = ()
+    user: str = ""  # of the system; empty: the package's own for workers
     watchdog_s: float = 30.0
     stop_timeout_s: float = 90.0
     idle_evict_s: float = 300.0

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import stat
 import time
 from collections.abc import Iterator
 from typing import Final
@@ -28,6 +29,16 @@ def write_durably(path: str, content: bytes, *, mode: int = 0o600) -> None:
         remove(temporary)
         raise
     sync_directory(os.path.dirname(path))
+
+
+def share(fd: int, directory: str) -> None:
+    """Open a file of ours to the group, if its directory is the group's to write (2770), as that
+    of the jobs, which workers of several users and the supervisor use."""
+    shared = stat.S_ISGID | stat.S_IWGRP
+    facts = os.fstat(fd)
+    is_shared = os.stat(directory).st_mode & shared == shared
+    if is_shared and facts.st_uid == os.geteuid() and stat.S_IMODE(facts.st_mode) != 0o660:
+        os.fchmod(fd, 0o660)
 
 
 def remove(path: str) -> bool:
@@ -58,6 +69,7 @@ def locked(path: str, patience_s: float | None = None) -> Iterator[None]:
     os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
+        share(fd, os.path.dirname(path))
         if patience_s is None:
             fcntl.flock(fd, fcntl.LOCK_EX)
         else:

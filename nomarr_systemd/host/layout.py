@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 SYSTEM_STATE: Final = "/var/lib/nomarr"
+WORKER_USER: Final = "nomarr"  # of workers whose pool names no other
+VIEWERS: Final = "nomarr-view"  # the group that may read
 LIBEXEC: Final = "/usr/lib/nomarr-systemd"  # where a package has the programs
 # The programs that the units name, and the module whose main() each one runs.
 PROGRAMS: Final = {
@@ -66,9 +68,14 @@ class Paths(NamedTuple):
         return f"{self.runtime}/nomarr-supervisor/health"
 
     @property
+    def run_state(self) -> str:
+        """What the supervisor must know after it was killed."""
+        return f"{self.runtime}/nomarr-supervisor/memory"
+
+    @property
     def live(self) -> str:
-        """The supervisor's socket."""
-        return f"{self.runtime}/nomarr-supervisor/live.sock"
+        """The supervisor's socket; PID 1 holds it."""
+        return f"{self.runtime}/nomarr/live.sock"
 
     @property
     def hold(self) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pwd
 import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -54,6 +55,7 @@ class Plan(NamedTuple):
 
 def make_plan(scope: Scope, config: Config) -> Plan:
     """Compare; nothing is changed."""
+    _check_users(scope, config)
     directory = scope.unit_directory
     changes = unit_files.plan(config, directory, scope.paths, libexec=scope.libexec)
     workers = config.components()
@@ -80,6 +82,25 @@ def make_plan(scope: Scope, config: Config) -> Plan:
             start.append(worker)
     differ = before != as_stored(config)
     return Plan(config, changes, differ, sorted(known - set(workers)), restart, start)
+
+
+def _check_users(scope: Scope, config: Config) -> None:
+    """ConfigError unless every pool's user is there, and systemd can run workers as it."""
+    for pool in config.pools:
+        if not pool.user:
+            continue
+        where = f"[pool.{pool.name}] user"
+        if scope.user:
+            raise ConfigError(
+                f"{where}: your own systemd runs everything as you", hint="remove the line"
+            )
+        try:
+            facts = pwd.getpwnam(pool.user)
+        except KeyError as error:
+            mend = f"useradd --system {pool.user}"
+            raise ConfigError(f"{where}: there is no user {pool.user}", hint=mend) from error
+        if facts.pw_uid == 0:
+            raise ConfigError(f"{where}: {pool.user} is root", hint="name another user")
 
 
 def carry_out(scope: Scope, plan: Plan, say: Callable[[str], None], tell: Tell) -> None:

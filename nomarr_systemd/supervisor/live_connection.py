@@ -48,7 +48,9 @@ class Connection:
         trusted: frozenset[int],
     ) -> None:
         raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        self.is_trusted = _CREDENTIALS.unpack(raw)[1] in trusted
+        self.uid = _CREDENTIALS.unpack(raw)[1]
+        self.is_trusted = self.uid in trusted
+        self.asked_at = loop.now
         self.patterns: Patterns | None = None  # of a subscriber
         self.cursor = 0  # how many workers it was shown; of the others it gets no events yet
         self._max_request = MAX_TRUSTED_REQUEST if self.is_trusted else MAX_REQUEST
@@ -145,6 +147,7 @@ class Connection:
             self._source = refuse(f"the request is longer than {self._max_request} bytes")
         elif newline:
             self._inbox = rest
+            self.asked_at = self._loop.now
             self._is_waiting = True  # a reply may come before the call returns
             source = self._answer(self, line)
             if source is not None:

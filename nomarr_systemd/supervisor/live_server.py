@@ -1,7 +1,7 @@
 """The live socket: answers requests about workers and takes subscriptions (docs/contract.md).
 
-Everyone who may connect (the group) can read. Operations that change something are for root and
-for the supervisor's own user.
+Everyone who may connect (the group) can read. Operations that change something are for root, or in
+a user's own installation for that user.
 """
 
 from __future__ import annotations
@@ -10,13 +10,12 @@ import json
 import os
 import select
 import socket
-import stat
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, Final
 
 from nomarr_systemd.core.errors import BadName, NomarrError, NoSuchWorker
 from nomarr_systemd.core.ids import parse_component
-from nomarr_systemd.host.files import remove
 from nomarr_systemd.live import protocol
 from nomarr_systemd.live.protocol import Patterns, frames_topic, make_event, status_topic
 from nomarr_systemd.supervisor.announcer import extract_shown
@@ -26,9 +25,11 @@ from nomarr_systemd.supervisor.loop import Loop
 from nomarr_systemd.supervisor.supervisor import ReportedDeath, Supervisor
 from nomarr_systemd.supervisor.workers import Worker
 
-NAME: Final = "live.sock"  # in systemd's store; no instance can have this name
+NAME: Final = "live.sock"  # of the descriptor; no instance can have this name
 MAX_CONNECTIONS: Final = 256
-RESERVED: Final = 16  # more, for root and the supervisor's own user
+RESERVED: Final = 16  # more, for those who are trusted
+MAX_OF_USER: Final = 16  # of those who are not
+IDLE_S: Final = 30.0  # then one that has asked nothing, or no more, is closed
 _PER_PIECE: Final = 50  # workers described before other peers get a turn
 _FINISH_S: Final = 0.5
 _MAX_TEXT: Final = 500
@@ -37,39 +38,25 @@ _NO_JOBS: Final = {"settled": True, "jobs": [], "quarantined": [], "refund": [],
 Request = dict[str, Any]
 
 
-def open_socket(path: str, stored: list[int]) -> tuple[socket.socket, bool]:
-    """The listening socket: the stored one, in which clients may be waiting, or a new one.
-    True with it if it has to be stored, in place of all that are."""
-    for fd in stored[1:]:
+def take_socket(given: list[int]) -> socket.socket | None:
+    """The listening socket that systemd made; None if it could not."""
+    for fd in given[1:]:
         os.close(fd)
-    if stored:
-        listening = socket.socket(fileno=stored[0])
-        if listening.family == socket.AF_UNIX and _is_socket(path):
-            listening.setblocking(False)
-            return listening, len(stored) > 1
-        listening.close()
-    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-    remove(path)
-    umask = os.umask(0o777)  # closed until its mode is set
-    try:
-        listening.bind(path)
-    finally:
-        os.umask(umask)
-    os.chmod(path, 0o660)
-    listening.listen(MAX_CONNECTIONS)
-    return listening, True
+    return socket.socket(fileno=given[0]) if given else None
 
 
 class LiveServer:
     """Serves a supervisor on a listening socket."""
 
-    def __init__(self, loop: Loop, listening: socket.socket, supervisor: Supervisor) -> None:
+    def __init__(
+        self, loop: Loop, listening: socket.socket, supervisor: Supervisor, *, owner: int
+    ) -> None:
         self._loop = loop
         self._listening = listening
         self._supervisor = supervisor
         self._subscribers = supervisor.subscribers
         self._connections: set[Connection] = set()
-        self._trusted = frozenset((0, os.geteuid()))
+        self._trusted = frozenset((0, owner))
         self._operations: Mapping[str, Callable[[Request], Iterator[bytes]]] = {
             protocol.SNAPSHOT: self._snapshot,
             protocol.BLACKBOX: self._blackbox,
@@ -78,6 +65,7 @@ class LiveServer:
             protocol.SET_FAILED: self._set_failed,
             protocol.RESET: self._reset,
         }
+        listening.setblocking(False)
         loop.watch(listening.fileno(), select.EPOLLIN, self.accept, first=True)
 
     def accept(self, _events: int = 0) -> None:
@@ -88,15 +76,30 @@ class LiveServer:
             except OSError:  # none is left, or it is gone again, or there are too many files
                 return
             connection = Connection(self._loop, accepted, self._answer, self._drop, self._trusted)
-            room = MAX_CONNECTIONS + (RESERVED if connection.is_trusted else 0)
-            if len(self._connections) >= room:
+            if not self._has_room(connection):
                 connection.close()
                 continue
             self._connections.add(connection)
+            if not connection.is_trusted:
+                self._loop.at(self._loop.now + IDLE_S, partial(self._check_idle, connection))
             connection.serve()
 
+    def _has_room(self, connection: Connection) -> bool:
+        if connection.is_trusted:
+            return len(self._connections) < MAX_CONNECTIONS + RESERVED
+        of_user = sum(each.uid == connection.uid for each in self._connections)
+        return len(self._connections) < MAX_CONNECTIONS and of_user < MAX_OF_USER
+
+    def _check_idle(self, connection: Connection) -> None:
+        if connection not in self._connections or connection.patterns is not None:
+            return
+        if self._loop.now - connection.asked_at >= IDLE_S:
+            connection.close()
+        else:
+            self._loop.at(connection.asked_at + IDLE_S, partial(self._check_idle, connection))
+
     def close(self) -> None:
-        """Close all connections; the socket stays, for the next supervisor."""
+        """Close all connections; systemd keeps the socket."""
         for connection in tuple(self._connections):
             connection.finish(_FINISH_S)
         self._loop.forget(self._listening.fileno())
@@ -266,10 +269,3 @@ def _objects(request: Request, name: str) -> list[Request]:
     if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
         raise NomarrError(f'"{name}" must be a list of objects')
     return value
-
-
-def _is_socket(path: str) -> bool:
-    try:
-        return stat.S_ISSOCK(os.lstat(path).st_mode)
-    except FileNotFoundError:
-        return False

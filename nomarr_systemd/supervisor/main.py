@@ -18,9 +18,10 @@ from nomarr_systemd.host.configuration import read_applied
 from nomarr_systemd.host.layout import Paths
 from nomarr_systemd.host.program_options import PLACES, parse_options
 from nomarr_systemd.supervisor import live_server
+from nomarr_systemd.supervisor.live_server import LiveServer
 from nomarr_systemd.supervisor.log import ERROR, NOTICE, WARNING, log
 from nomarr_systemd.supervisor.loop import Loop
-from nomarr_systemd.supervisor.pipes import store, take_stored, tell, unstore
+from nomarr_systemd.supervisor.pipes import take_stored, tell, unstore
 from nomarr_systemd.supervisor.supervisor import Supervisor
 
 USAGE: Final = f"usage: nomarr-supervisor {PLACES}"
@@ -35,13 +36,20 @@ class Program:
         stored = take_stored()
         sockets = stored.pop(live_server.NAME, [])
         self._supervisor = Supervisor(paths, self._read_config(), self._loop, stored)
-        listening, is_new = live_server.open_socket(paths.live, sockets)
-        if is_new:
-            unstore(live_server.NAME)
-            store(live_server.NAME, listening.fileno())
-        self._server = live_server.LiveServer(self._loop, listening, self._supervisor)
+        self._server = self._make_server(sockets)
         self._watchdog_s = _watchdog_s()
         self._status = ""
+
+    def _make_server(self, sockets: list[int]) -> LiveServer | None:
+        if len(sockets) > 1:
+            unstore(live_server.NAME)  # version 0.1 kept it there
+        listening = live_server.take_socket(sockets)
+        if listening is None:
+            hint = "systemctl restart nomarr-supervisor.service"
+            log(ERROR, "systemd gave no live socket: nobody can ask", hint=hint)
+            return None
+        owner = os.geteuid() if self._paths.user else 0
+        return LiveServer(self._loop, listening, self._supervisor, owner=owner)
 
     def run(self) -> None:
         handlers: dict[int, Callable[[], None]] = {
@@ -52,7 +60,8 @@ class Program:
         self._loop.catch(handlers)
         self._supervisor.start()
         # Clients that waited for the socket are served before pipes are read, and miss nothing.
-        self._server.accept()
+        if self._server:
+            self._server.accept()
         self._supervisor.watch_pipes()
         self._say("READY=1")
         if self._watchdog_s:
@@ -61,7 +70,8 @@ class Program:
         tell("STOPPING=1")
 
     def close(self) -> None:
-        self._server.close()
+        if self._server:
+            self._server.close()
         self._supervisor.close()
         self._loop.close()
 

@@ -7,7 +7,9 @@ nothing. Decoding is in core/frames.
 from __future__ import annotations
 
 import os
+import pwd
 import stat
+import struct
 from collections.abc import Container
 from typing import Final
 
@@ -16,7 +18,11 @@ from systemd import daemon
 from nomarr_systemd.core.errors import NomarrError
 from nomarr_systemd.supervisor.log import WARNING, log
 
-MODE: Final = 0o620
+_MODE: Final = 0o600
+_ACL: Final = "system.posix_acl_access"
+_ACL_VERSION, _ANY_ID = 2, 0xFFFF_FFFF
+_OWNER, _USER, _GROUP, _MASK, _OTHERS = 0x01, 0x02, 0x04, 0x10, 0x20  # kinds of its entries
+_READ, _WRITE = 4, 2
 PIPE_BYTES: Final = 65_536  # a pipe's size: a read of all of it ends at the end of a line
 
 
@@ -55,13 +61,32 @@ def unstore(name: str) -> None:
     tell(f"FDSTOREREMOVE=1\nFDNAME={name}")
 
 
+def grant(fd: int, user: str) -> None:
+    """Let one user write to a pipe, and nobody else but its owner: by an ACL, since only root can
+    give a file to another group."""
+    try:
+        uid = pwd.getpwnam(user).pw_uid
+        entries = (
+            (_OWNER, _READ | _WRITE, _ANY_ID),
+            (_USER, _WRITE, uid),
+            (_GROUP, 0, _ANY_ID),
+            (_MASK, _WRITE, _ANY_ID),
+            (_OTHERS, 0, _ANY_ID),
+        )
+        packed = b"".join(struct.pack("<HHI", *entry) for entry in entries)
+        os.setxattr(fd, _ACL, struct.pack("<I", _ACL_VERSION) + packed)
+    except (KeyError, OSError) as error:
+        log(WARNING, f"{user} cannot be given a pipe: its workers cannot be heard", error=error)
+
+
 class Pipes:
     """The directory of FIFOs, one per instance."""
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
         try:
-            os.makedirs(directory, 0o755, exist_ok=True)
+            os.makedirs(directory, exist_ok=True)
+            os.chmod(directory, 0o711)  # noqa: S103 (a worker finds its own by name)
         except OSError as error:
             raise NomarrError(
                 f"cannot make {directory}: {error.strerror}", hint="check the owner of its parent"
@@ -112,13 +137,13 @@ def _make(path: str) -> int:
     """Make a FIFO and open it for reading. An existing one is used again: a worker may have it
     open. (If it were opened for writing, too, its end would never be seen.)"""
     try:
-        os.mkfifo(path, MODE)
+        os.mkfifo(path, _MODE)
     except FileExistsError:
-        if not _is_fifo(path):
+        if not _is_fifo(path) or os.lstat(path).st_uid != os.geteuid():
             os.unlink(path)
-            os.mkfifo(path, MODE)
+            os.mkfifo(path, _MODE)
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
-    os.fchmod(fd, MODE)  # independent of the umask
+    os.fchmod(fd, _MODE)  # independent of the umask
     return fd
 
 
@@ -130,9 +155,11 @@ def _is_fifo(path: str) -> bool:
 
 
 def _is_at(fd: int, path: str) -> bool:
+    """Whether it is the FIFO at this path, and ours."""
     opened = os.fstat(fd)
     try:
         placed = os.lstat(path)
     except FileNotFoundError:
         return False
-    return stat.S_ISFIFO(opened.st_mode) and os.path.samestat(opened, placed)
+    is_ours = stat.S_ISFIFO(opened.st_mode) and opened.st_uid == os.geteuid()
+    return is_ours and os.path.samestat(opened, placed)

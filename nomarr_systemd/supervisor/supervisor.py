@@ -32,7 +32,7 @@ from nomarr_systemd.core.health import (
 )
 from nomarr_systemd.core.ids import Component, find_instance, is_run, parse_component
 from nomarr_systemd.core.job import LEFT, STOPPED, Outcome, RunEnd
-from nomarr_systemd.host.layout import Paths
+from nomarr_systemd.host.layout import WORKER_USER, Paths
 from nomarr_systemd.live.protocol import make_event, queue_topic
 from nomarr_systemd.supervisor import disagreement, pipes
 from nomarr_systemd.supervisor.announcer import Announcer
@@ -82,8 +82,9 @@ class Supervisor:
         self._stored = stored
         self._rate = RateLimit()
         self._pipes = pipes.Pipes(paths.health)
+        self._is_system = not paths.user
         self._units = RunningUnits(paths.runtime)
-        self._run_state = RunState(os.path.join(os.path.dirname(paths.live), "memory"), loop)
+        self._run_state = RunState(paths.run_state, loop)
         queries = UnitQueries(loop, user=paths.user)
         self._killer = Killer(loop, queries, self._run_state)
         self._deadlines = Deadlines(loop, self._config.health, self._be_due)
@@ -148,6 +149,7 @@ class Supervisor:
                 self._watch(worker)
                 self.announcer.tell_worker(worker)
         for worker in self.workers:
+            self._grant(worker)  # its pool may have another user
             self._deadlines.arm(worker)
         self.announcer.tell_system_soon()
 
@@ -160,9 +162,16 @@ class Supervisor:
 
     def _add(self, component: Component, stored: list[int]) -> Worker:
         worker = self.workers.add(component, self._pipes.open(component.instance, stored))
+        self._grant(worker)
         self._recall(worker)
         self._sync(worker)
         return worker
+
+    def _grant(self, worker: Worker) -> None:
+        """Let the worker's user write its pipe. A user's own supervisor has the same user."""
+        pool = next((it for it in self._config.pools if it.name == worker.component.pool), None)
+        if self._is_system and pool:
+            pipes.grant(worker.fd, pool.user or WORKER_USER)
 
     def _remove(self, worker: Worker) -> None:
         self.workers.remove(worker)

@@ -30,15 +30,14 @@ def test_all_pipes_are_there_and_stored_before_it_is_ready(lab: Lab) -> None:
     lab.start()
     ready = next(n for n, text in enumerate(lab.manager.messages) if "READY=1" in text)
     stored = [text for text in lab.manager.messages[:ready] if "FDSTORE=1" in text]
-    assert len(stored) == 4  # the live socket too: its clients can wait in it
+    assert len(stored) == 3
     assert lab.manager.stored.keys() == {"tag-0", "tag-1", "library-0", "live.sock"}
     for instance in ("tag-0", "tag-1", "library-0"):
         status = os.stat(f"{lab.paths.health}/{instance}")
         assert stat.S_ISFIFO(status.st_mode)
-        assert stat.S_IMODE(status.st_mode) == 0o620
+        assert stat.S_IMODE(status.st_mode) == 0o600
         stored_fd = lab.manager.stored[instance][0]
         assert os.path.samestat(os.fstat(stored_fd), status)
-    assert stat.S_IMODE(os.stat(lab.paths.live).st_mode) == 0o660
     assert any("STATUS=3 workers: 3 stopped" in text for text in lab.manager.messages)
 
 
@@ -179,7 +178,7 @@ def test_without_a_wanted_unit_an_end_is_a_crash(lab: Lab) -> None:
     lab.begin_run("tag-0")
     lab.request_stop("tag-0")  # perhaps before the supervisor has seen it
     lab.kill()
-    os.unlink(f"{os.path.dirname(lab.paths.live)}/memory")
+    os.unlink(lab.paths.run_state)
     lab.start()
     events = lab.subscribe()
     events.until(status_of("starting"))

@@ -382,9 +382,9 @@ def test_a_frame_that_is_read_before_its_run_is_known_is_not_lost(
 def test_a_kill_that_was_begun_is_remembered(lab: Lab) -> None:
     lab.configure(tag=1, health=CALM)
     run = lab.begin_run("tag-0")
-    os.makedirs(os.path.dirname(lab.paths.live), exist_ok=True)
+    os.makedirs(os.path.dirname(lab.paths.run_state), exist_ok=True)
     loop = Loop()
-    state = RunState(f"{os.path.dirname(lab.paths.live)}/memory", loop)
+    state = RunState(lab.paths.run_state, loop)
     worker = Workers().add(Component("tag", 0), -1)
     worker.begin(run, "")
     worker.label = "stale"
@@ -448,7 +448,7 @@ def test_frames_of_a_new_run_that_were_read_with_the_old_ones_are_its_own(lab: L
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can mount a small file system")
 def test_a_full_run_does_not_end_it(lab: Lab) -> None:
     lab.configure(tag=3, health=CALM)
-    place = os.path.dirname(lab.paths.live)
+    place = os.path.dirname(lab.paths.run_state)
     os.makedirs(place)
     small = ["mount", "-t", "tmpfs", "-o", "size=16k,mode=755", "tmpfs", place]
     subprocess.run(small, check=True)

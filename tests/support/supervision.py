@@ -176,11 +176,21 @@ class Lab:
         for directory in (self.units, self.paths.state):
             os.makedirs(directory)
         self.manager = Manager(f"{self.root}/notify")
+        self.manager.stored["live.sock"] = [self._listen()]
         self.child: subprocess.Popen[bytes] | None = None
         self.environment: dict[str, str] = {}
         self._open: list[Live | Writer] = []
         self._invocations = 0
         self.log = open(f"{self.root}/log", "ab", buffering=0)  # noqa: SIM115
+
+    def _listen(self) -> int:
+        """What nomarr-supervisor.socket does."""
+        os.makedirs(os.path.dirname(self.paths.live))
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listening.bind(self.paths.live)
+        os.chmod(self.paths.live, 0o660)
+        listening.listen(256)
+        return listening.detach()
 
     def configure(
         self, *, store: str = "", health: HealthRules | None = None, **pools: int | Pool

@@ -159,7 +159,7 @@ def test_an_empty_file_has_the_defaults_and_runs_nothing() -> None:
 
 def test_defaults_of_a_pool() -> None:
     (pool,) = parse('[pool.tag]\nentrypoint = "a:B"').pools
-    assert pool == Pool("tag", 1, "a:B", (), 30, 90, 300, 30, "restart-fail-in-flight", None, 2)
+    assert pool == Pool("tag", 1, "a:B", (), "", 30, 90, 300, 30, "restart-fail-in-flight", None, 2)
 
 
 def test_components_come_in_the_files_order() -> None:

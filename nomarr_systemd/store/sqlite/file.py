@@ -21,7 +21,7 @@ from nomarr_systemd.core.errors import (
     StoreRefused,
     StoreUnavailable,
 )
-from nomarr_systemd.host.files import locked
+from nomarr_systemd.host.files import locked, share
 
 APPLICATION_ID: Final = 0x6E6F6D72  # "nomr", so that no other program's file is taken for ours
 
@@ -293,7 +293,11 @@ def _create(path: str) -> None:
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
-        os.close(os.open(path, flags, 0o600))
+        fd = os.open(path, flags, 0o600)
+        try:
+            share(fd, os.path.dirname(path))
+        finally:
+            os.close(fd)
     except FileExistsError:
         if os.path.islink(path):
             raise OSError(errno.ELOOP, "it is a symbolic link") from None
