@@ -1,7 +1,7 @@
 """Telling the supervisor of deaths, and what it says became of their jobs.
 
-Its answer is untrusted: it is bounded, and the plan lets it do no more than give restarts back and
-fail a pool whose own settings allow it.
+Its answer is untrusted: it is bounded, and the plan lets it do no more than give restarts back, and
+fail a pool that has failed by root's own count.
 """
 
 from __future__ import annotations
@@ -57,13 +57,12 @@ def tell_supervisor(site: Site, tells: Sequence[Tell]) -> tuple[list[Outcome], s
 
 
 def _parse(component_id: str, invocation: str, answer: Mapping[str, Any]) -> Outcome:
-    reason = answer.get("fail_pool")
     return Outcome(
         component_id,
         invocation,
         _texts(answer.get("quarantined")),
         _texts(answer.get("refund")),
-        escape(reason)[:_MAX_TEXT] if isinstance(reason, str) else "",
+        bool(answer.get("fail_pool")),
     )
 
 

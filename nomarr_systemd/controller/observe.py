@@ -251,8 +251,10 @@ def _recall(
 def _make_pool(config: Config, name: str) -> Pool:
     pool = next(each for each in config.pools if each.name == name)
     window_s = config.find_rules(Component(name, 0)).window_s
-    may_fail = pool.crash_policy == "fail-pool" or pool.crash_max_retries is not None
-    return Pool(pool.workers, window_s, may_fail)
+    if pool.crash_policy == "fail-pool":
+        return Pool(pool.workers, window_s, 0, "crash_policy is fail-pool")
+    most = pool.crash_max_retries
+    return Pool(pool.workers, window_s, most, f"crash_max_retries is {most}")
 
 
 # systemd

@@ -76,11 +76,7 @@ _TABLE: Final[tuple[tuple[str, Callable[[Owed], bool], Verdict], ...]] = (
     ("it was started", lambda owed: owed.record.effect == "started", "wait"),
     (
         "its supervisor is away",
-        lambda owed: (
-            owed.record.action == "hold"
-            and owed.record.code == EX_TEMPFAIL
-            and not owed.supervisor_active
-        ),
+        lambda owed: owed.record.code == EX_TEMPFAIL and not owed.supervisor_active,
         "wait",
     ),
     ("its hold is over", lambda owed: owed.record.action == "hold", "start"),
@@ -163,20 +159,28 @@ class _Draft:
             self._do(do.Clear(worker.component, outcome.invocation))
 
     def _fail_pool(self, worker: Worker, outcome: Outcome) -> None:
-        """Have all workers of the pool masked, but for those that were reset since."""
+        """Have all workers of the pool masked, but for those that were reset since. The supervisor
+        only says when to look: the crashes that count are those on record."""
         pool = worker.component.pool
-        if pool not in self._world.pools or not self._world.pools[pool].may_fail:
-            return
+        known = self._world.pools.get(pool)
         death = self._accounts[outcome.component_id].find(outcome.invocation)
+        if known is None or known.fails_after is None or death is None or not is_blamed(death):
+            return
+        accounts = [self._accounts[each.component.component_id] for each in self._pool(pool)]
+        crashes = sum(each.restart_count + (each.failure_reason is not None) for each in accounts)
+        if crashes <= known.fails_after:
+            return
         down = []
         for other in self._pool(pool):
             account = self._accounts[other.component.component_id]
-            is_reset = death and _was_reset_since(account, death.moment, self._now)
+            is_reset = _was_reset_since(account, death.moment, self._now)
             if account.failed_at_wall_ms is None and not is_reset:
                 down.append(other.component)
+        died = f"{outcome.component_id} died ({death.death(outcome.component_id).line})"
+        reason = f"{died}: {known.fails_by}, and its workers have crashed {crashes} times"
         if down:
-            self._do(do.FailPool(pool, outcome.fail_pool))
-        why = f"{POOL_FAILED}{outcome.fail_pool}"
+            self._do(do.FailPool(pool, reason))
+        why = f"{POOL_FAILED}{reason}"
         for component in down:
             self._do(do.MarkFailed(component, outcome.invocation, why))
             name = component.component_id
@@ -236,13 +240,26 @@ class _Draft:
         return None
 
     def _excuse(self, worker: Worker, death: Death) -> Death:
-        """Return the death with what excuses it now: a hold, a mask, also one that is owed."""
+        """Return the death with what excuses it now: a hold, a mask, also one that is owed. That
+        the supervisor was away excuses one in a window: a worker could have killed it."""
         held = self._holds[death.component_id]
+        if death.supervisor_away and self._was_excused(worker):
+            death = death._replace(supervisor_away=False)
         if held and not held.startswith(INCIDENT):
             return death._replace(held=held)
         owed = self._accounts[death.component_id].unfinished()
         is_masked = worker.unit.masked or any(record.action == "fail" for record in owed)
         return death._replace(held=MASKED) if is_masked else death
+
+    def _was_excused(self, worker: Worker) -> bool:
+        """True if the supervisor's absence has excused a death of it within the window."""
+        window_ms = worker.rules.window_s * 1000
+        return any(
+            record.action == "hold"
+            and record.code == EX_TEMPFAIL
+            and age_ms(record.moment, self._now) < window_ms
+            for record in self._accounts[worker.component.component_id].records
+        )
 
     def _book(self, worker: Worker, death: Death) -> None:
         """Decide and have it booked. Only a death of the unit's present run owes anything."""

@@ -44,7 +44,8 @@ class Pool(NamedTuple):
 
     workers: int
     window_s: float = 300.0
-    may_fail: bool = False  # its crash policy allows that all its workers are masked
+    fails_after: int | None = None  # so many crashes, then the next one may fail all; None: never
+    fails_by: str = ""  # the setting that says so
 
 
 class Spooled(NamedTuple):
@@ -56,14 +57,14 @@ class Spooled(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What the supervisor says of the jobs of a dead run. Untrusted, and it can only do this:
-    give restarts back, and fail a pool whose own settings allow it."""
+    """What the supervisor says of the jobs of a dead run. Untrusted: it can give restarts back, and
+    say that a pool fails, which the plan holds against its own count of crashes."""
 
     component_id: str
     invocation: str
     quarantined: tuple[str, ...] = ()
     refund: tuple[str, ...] = ()  # invocations
-    fail_pool: str = ""
+    fail_pool: bool = False
 
 
 class World(NamedTuple):

@@ -20,6 +20,7 @@ from nomarr_systemd.core.errors import BadName, StoreUnavailable
 from nomarr_systemd.core.ids import Component, parse_component
 from nomarr_systemd.core.json import JsonError, as_object, get_dict, get_int, get_list, get_str
 from nomarr_systemd.host.files import locked, remove
+from nomarr_systemd.host.layout import VIEWERS
 from nomarr_systemd.store.open import open_store
 from nomarr_systemd.store.protocol import Store
 
@@ -180,6 +181,6 @@ def _decode(content: bytes, component: Component) -> Account:
 
 def _say_closed(path: str) -> str:
     return (
-        f"The ledger's records cannot be read ({path}): be root, or join the group nomarr"
-        " (usermod -aG nomarr USER, then log in again)."
+        f"The ledger's records cannot be read ({path}): be root, or join the group {VIEWERS}"
+        f" (usermod -aG {VIEWERS} USER, then log in again)."
     )

@@ -20,6 +20,7 @@ from nomarr_systemd.core.text import count
 from nomarr_systemd.host import clock, machine
 from nomarr_systemd.host.configuration import NotApplied, read_applied
 from nomarr_systemd.host.holds import Holds
+from nomarr_systemd.host.layout import VIEWERS
 from nomarr_systemd.host.scope import Scope
 from nomarr_systemd.ledger.public import list_published, read_published
 from nomarr_systemd.ledger.spool import BAD_SUFFIX, Spool
@@ -173,7 +174,7 @@ def check_services(it: Installation) -> Found:
 
 def check_supervisor(it: Installation) -> Found:
     if not client.ask(it.paths.live, {"op": "snapshot"}):
-        mend = f"{it.systemctl} restart {SUPERVISOR}; are you root, or in group nomarr?"
+        mend = f"{it.systemctl} restart {SUPERVISOR}; are you root, or in group {VIEWERS}?"
         yield "bad", f"the supervisor does not answer on {it.paths.live}", mend
     else:
         yield "ok", "the supervisor answers", ""
@@ -260,12 +261,12 @@ def check_rights(it: Installation) -> Found:
         yield "bad", f"{ledger} is open to others", f"chmod 600 {ledger}"
     if not it.scope.user:
         try:
-            group = grp.getgrnam("nomarr")
+            group = grp.getgrnam(VIEWERS)
         except KeyError:
-            yield "bad", "there is no group nomarr", "systemd-sysusers"
+            yield "bad", f"there is no group {VIEWERS}", "systemd-sysusers"
             return
         if os.getuid() and group.gr_gid not in os.getgroups():
-            yield "warn", "you are not in the group nomarr", "usermod -aG nomarr YOUR-NAME"
+            yield "warn", f"you are not in the group {VIEWERS}", f"usermod -aG {VIEWERS} YOUR-NAME"
     yield "ok", "files and directories belong to whom they should", ""
 
 

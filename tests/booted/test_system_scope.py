@@ -51,8 +51,9 @@ def user_of(machine: Machine, name: str) -> str:
 
 
 def test_workers_and_supervisor_run_as_their_user(machine: Machine) -> None:
-    for name in (PYTHON, SHELL, "nomarr-supervisor.service"):
+    for name in (PYTHON, SHELL):
         assert user_of(machine, name) == "nomarr"
+    assert user_of(machine, "nomarr-supervisor.service") == "nomarr-supervisor"
     for name in (PYTHON, SHELL):
         machine.wait_for(
             lambda name=name: machine.status(name)["health"] == "healthy",  # type: ignore[misc]
@@ -108,15 +109,15 @@ def test_the_ledger_is_roots_and_the_published_accounts_are_for_the_group(
     )
     ledger, published = stat.stdout.splitlines()
     assert ledger.startswith("-rw------- root:")  # its group has no right in it
-    assert published == "-rw-r----- root:nomarr"
+    assert published == "-rw-r----- root:nomarr-view"
 
-    def reads(path: str, user: str) -> bool:
-        command = ("setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups", "cat", path)
+    def reads(path: str, group: str) -> bool:
+        command = ("setpriv", "--reuid=nobody", f"--regid={group}", "--clear-groups", "cat", path)
         return machine.run(*command, check=False).returncode == 0
 
-    assert reads(f"{STATE}/public/{SHELL}.json", "nomarr")
-    assert not reads(f"{STATE}/ledger.db", "nomarr")
-    assert not reads(f"{STATE}/public/{SHELL}.json", "nobody")
+    assert reads(f"{STATE}/public/{SHELL}.json", "nomarr-view")
+    assert not reads(f"{STATE}/ledger.db", "nomarr-view")
+    assert not reads(f"{STATE}/public/{SHELL}.json", "nomarr")
 
 
 def test_out_of_memory_has_a_class_of_its_own(machine: Machine) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -12,7 +13,11 @@ from collections.abc import Iterator
 import pytest
 
 from nomarr_systemd.core.health import HealthRules
-from tests.support.supervision import Lab, make_lab, status_of
+from nomarr_systemd.host.configuration import read_applied
+from nomarr_systemd.supervisor import live_server
+from nomarr_systemd.supervisor.loop import Loop
+from nomarr_systemd.supervisor.supervisor import Supervisor
+from tests.support.supervision import PATIENCE_S, Lab, Live, make_lab, status_of
 
 CALM = HealthRules(staleness_interval_s=3600, startup_timeout_s=3600)
 
@@ -302,3 +307,61 @@ def test_connections_are_limited(lab: Lab) -> None:
     held[0].close()
     held[1].ask(op="snapshot")  # by now the other's end was seen
     assert lab.live().ask(op="label", component="tag-0")["ok"]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="another user can only be had as root")
+def test_other_users_have_few_places_and_root_has_its_own(lab: Lab) -> None:
+    code = """
+import json, os, socket, sys
+os.setgroups([])
+os.setgid(int(sys.argv[2]))
+os.setuid(65534)
+held = []
+for _ in range(40):
+    live = socket.socket(socket.AF_UNIX)
+    live.connect(sys.argv[1])
+    held.append(live)
+answered = 0
+for live in held:
+    try:
+        live.sendall(b'{"op":"snapshot"}\\n')
+        answered += bool(live.recv(10))
+    except OSError:
+        pass
+print(answered, flush=True)
+sys.stdin.read()
+"""
+    group = str(os.stat(lab.paths.live).st_gid)
+    command = [sys.executable, "-c", code, lab.paths.live, group]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout
+        assert other.stdout.readline() == b"%d\n" % live_server.MAX_OF_USER
+        assert "worker:tag:0" in lab.snapshot()
+        other.communicate(timeout=PATIENCE_S)
+
+
+def test_who_asks_nothing_is_closed_and_subscribers_stay(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_server, "IDLE_S", 0.2)
+    lab.kill()
+    loop = Loop()
+    supervisor = Supervisor(lab.paths, read_applied(lab.paths), loop, {})
+    listening = socket.socket(fileno=os.dup(lab.manager.stored["live.sock"][0]))
+    server = live_server.LiveServer(loop, listening, supervisor, owner=0)
+    monkeypatch.setattr(server, "_trusted", frozenset())
+    silent, slow, subscriber = (Live(lab.paths.live) for _ in range(3))
+    slow.socket.sendall(b'{"op":')  # for ever half a request
+    subscriber.send(op="subscribe", topics=["worker:*:status"])
+    while len(server._connections) != 3:
+        loop.turn()
+    while len(server._connections) > 1:
+        with contextlib.suppress(OSError):
+            slow.socket.send(b" ")  # no request is ever whole
+        loop.turn()
+    assert [each.patterns is None for each in server._connections] == [False]
+    for live in (silent, slow, subscriber):
+        live.close()
+    server.close()
+    supervisor.close()
+    loop.close()

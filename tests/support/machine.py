@@ -142,7 +142,7 @@ class Machine:
     ) -> subprocess.CompletedProcess[str]:
         """Run a program inside, as root."""
         done = subprocess.run(
-            ["nsenter", f"--target={self.leader}", "--all", "--", *command],
+            self.command(*command),
             env=_ENVIRONMENT,
             cwd="/",
             stdin=subprocess.DEVNULL,
@@ -155,6 +155,10 @@ class Machine:
             said = done.stderr.strip() or done.stdout.strip()
             raise MachineError(f"{' '.join(command)}: exit status {done.returncode}: {said}")
         return done
+
+    def command(self, *command: str) -> list[str]:
+        """The command here that runs this one inside, as root."""
+        return ["nsenter", f"--target={self.leader}", "--all", "--", *command]
 
     def reboot(self) -> None:
         """Shut down in good order, then boot again."""

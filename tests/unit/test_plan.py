@@ -93,3 +93,41 @@ def test_a_backoff_of_its_own_is_not_cut_short_by_an_incident_that_ends() -> Non
     incident = Incident("tag", "exit", 1, at(0), "worker:tag:1", members, ())
     planned = plan(world(waiting, incidents={"tag": incident}, resumed={"tag": "by hand"}), at(0.5))
     assert kinds(planned) == ["Close"]
+
+
+def test_the_supervisors_absence_excuses_one_death_in_a_window() -> None:
+    """A worker that kills the supervisor and leaves with 75 restarted for ever, uncounted."""
+    unit, account = FAILED, EMPTY
+    decided = []
+    for number, when in ((1, 0), (2, 10), (3, PLAIN.window_s - 1), (4, 2 * PLAIN.window_s)):
+        died = death(run(number), code=75, supervisor_away=True)
+        unit = Unit("failed", run(number))
+        planned = plan(world(Worker(TAG, PLAIN, unit, account, deaths=(died,))), at(when))
+        [booked] = [each for each in planned if isinstance(each, do.Book)]
+        decided.append(booked.record.action)
+        account = book.record_failure(account, booked.death, PLAIN, at(when))[0]
+    assert decided == ["hold", "restart", "restart", "hold"]
+
+
+def test_a_counted_exit_75_waits_for_the_supervisor_too() -> None:
+    account = book.record_failure(EMPTY, death(run(1), code=75), PLAIN, at(0))[0]
+    worker = Worker(TAG, PLAIN, FAILED, account)
+    assert "Start" not in kinds(plan(world(worker, supervisor_active=False), at(3600)))
+    assert "Start" in kinds(plan(world(worker), at(3600)))
+
+
+def test_a_pool_fails_by_the_crashes_on_record_not_by_the_supervisors_word() -> None:
+    account = book.record_failure(EMPTY, death(run(1)), PLAIN, at(0))[0]
+    worker = Worker(TAG, PLAIN, Unit("active", run(2)), account)
+    outcome = Outcome(TAG.component_id, run(1), fail_pool=True)
+
+    def fails(pool: Pool, outcome: Outcome) -> bool:
+        planned = plan(world(worker, outcomes=(outcome,), pools={"tag": pool}), at(1))
+        assert ("Mask" in kinds(planned)) == ("FailPool" in kinds(planned))
+        return "Mask" in kinds(planned)
+
+    assert fails(Pool(1, fails_after=0, fails_by="crash_policy is fail-pool"), outcome)
+    assert not fails(Pool(1, fails_after=1), outcome)
+    assert not fails(Pool(1), outcome)
+    assert not fails(Pool(1, fails_after=0), outcome._replace(invocation=run(7)))
+    assert not fails(Pool(1, fails_after=0), outcome._replace(fail_pool=False))
