@@ -485,7 +485,7 @@ class _Draft:
         if self._world.ledger == "sound":
             self._book(worker, self._excuse(worker, death))
             self._finish_worker(death.component_id)
-        else:
+        elif all(entry.death.invocation != death.invocation for entry in self._world.spooled):
             self._spool(worker, death)
 
     def _note(self, component: Component, invocation: str, effect: str) -> None:
@@ -499,7 +499,10 @@ class _Draft:
         spooled = {entry.death.run: entry for entry in self._world.spooled}
         for worker in self._world.workers:
             for death in worker.deaths:
-                if self._accounts[death.component_id].find_last(death.run):
+                last = self._accounts[death.component_id].find_last(death.run)
+                if last and last.effect == "started" and _is_still_failed(worker.unit, death.run):
+                    self._spool(worker, self._excuse(worker, _start_job(worker, last)))
+                elif last:
                     self._do(do.Clear(worker.component, death.run))
                 elif death.run not in spooled:
                     self._spool(worker, self._excuse(worker, death))

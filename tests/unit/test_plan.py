@@ -131,3 +131,18 @@ def test_a_pool_fails_by_the_crashes_on_record_not_by_the_supervisors_word() -> 
     assert not fails(Pool(1), outcome)
     assert not fails(Pool(1, fails_after=0), outcome._replace(invocation=run(7)))
     assert not fails(Pool(1, fails_after=0), outcome._replace(fail_pool=False))
+
+
+def test_a_start_that_fails_while_the_ledger_is_read_only_is_restarted_blind() -> None:
+    """Its second report was taken for the first: nothing was owed until the hourly look."""
+    account = book.record_failure(EMPTY, death(run(1)), PLAIN, at(0))[0]
+    account = book.set_effect(account, run(1), "started", at(1))
+    worker = Worker(TAG, PLAIN, FAILED, account, deaths=(death(run(1)),))
+    planned = plan(world(worker, ledger="read-only"), at(2))
+    assert kinds(planned) == ["Spool", "Clear", "Schedule"]
+    [spool] = [each for each in planned if isinstance(each, do.Spool)]
+    assert spool.entry.death.invocation == f"{run(1)}#1"
+    waiting = worker._replace(deaths=(), unit=FAILED._replace(timer="waiting"))
+    for when in (3, 20):
+        again = world(waiting, ledger="read-only", spooled=(spool.entry,))
+        assert not plan(again, at(when))
