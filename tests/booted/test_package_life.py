@@ -36,7 +36,7 @@ entrypoint = "tagger:Tagger"
 Environment = ["PYTHONPATH={WORKERS}"]
 """
 NAMES = ("tag-0", "tag-1")
-LIVE = "/run/nomarr-supervisor/live.sock"
+LIVE = "/run/nomarr/live.sock"
 NEWER = "0.1.0+newer"
 
 

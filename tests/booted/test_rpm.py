@@ -59,7 +59,7 @@ def test_install_upgrade_erase(
     assert "fail" not in said.lower()
     assert machine.run("getent", "passwd", "nomarr").stdout  # %pre
     state = machine.run("stat", "--format=%A %U:%G", f"{STATE}/work").stdout  # %post
-    assert state == "drwxr-x--- nomarr:nomarr\n"
+    assert state == "drwxrws--- nomarr:nomarr\n"
     assert machine.systemctl("is-enabled", "nomarr-workers.target").strip() == "enabled"
     assert "failed for good" in machine.run("journalctl", "--list-catalog").stdout
     assert machine.get("nomarr-supervisor.service", "LoadState") == "loaded"  # daemon-reload
