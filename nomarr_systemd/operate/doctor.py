@@ -180,12 +180,12 @@ def check_supervisor(it: Installation) -> Found:
         yield "ok", "the supervisor answers", ""
     shown = it.manager.show([SUPERVISOR], ["NFileDescriptorStore"])[SUPERVISOR]
     stored = int(shown.get("NFileDescriptorStore") or 0)
-    wanted = len(it.workers) + 1
+    wanted = len(it.workers)
     restart = f"{it.systemctl} restart {SUPERVISOR}"
     if stored < wanted:
-        yield "bad", f"systemd keeps {stored} of its {wanted} descriptors", restart
+        yield "bad", f"systemd keeps {stored} of its {wanted} pipes", restart
     else:
-        yield "ok", f"systemd keeps {stored} descriptors for it", ""
+        yield "ok", f"systemd keeps {stored} pipes for it", ""
     missing = [each for each in it.workers if not _is_fifo(_pipe(it, each))]
     if missing:
         names = ", ".join(worker.instance for worker in missing[:5])
