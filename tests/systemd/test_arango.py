@@ -45,6 +45,7 @@ def test_a_crash_loop_is_on_record_there(lab: Lab, server: Server) -> None:
     url = f"arangodb://root@{server.host}:{server.port}/{database}"
     lab.install(
         f'[store]\nurl = "{url}"\npassword_file = "{secret}"\n'
+        f'work_user = "worker"\nwork_password_file = "{secret}-of-jobs"\n'
         "[policy]\nbackoff_base_s = 0.1\nbackoff_jitter = 0\nmax_restarts = 2\n"
         f'[pool.tag]\ncommand = ["{worker}"]\nwatchdog_s = 3600\n'
     )
