@@ -23,7 +23,7 @@ from nomarr_systemd.live import client
 QUARANTINES: Final = "job_crashes"  # runs whose jobs were quarantined and restarts given back
 TIMEOUT_S: Final = 2.0  # it answers within a second, settled or not
 _KEPT_MS: Final = 30 * 86_400_000
-_KEPT: Final = 1000  # notes, and names of jobs in each: 16 kB at most
+_KEPT: Final = 1000  # notes, and names of jobs in each: 18 kB at most
 _KEPT_JOBS: Final = 20
 _MOST: Final = 100
 _MAX_TEXT: Final = 200

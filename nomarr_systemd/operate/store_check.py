@@ -17,6 +17,7 @@ from nomarr_systemd.host.scope import Scope
 from nomarr_systemd.operate import controlling
 from nomarr_systemd.operate.job_store import open_as_owner
 from nomarr_systemd.store.open import import_arango
+from nomarr_systemd.store.protocol import POLICY_LEDGER
 
 _USER: Final = "nomarr"  # whose workers are where the pool names no other
 
@@ -40,9 +41,16 @@ def find_concerns(scope: Scope, config: Config) -> list[Concern]:
 def try_stores(scope: Scope, config: Config) -> Iterator[Concern]:
     """Open the ledger, and on a server the jobs' store too: a driver that is missing, a password
     or a right that is wrong shows here and not in a service that cannot start."""
+    parsed = parse_store_url(config.store.url)
     yield from _try("the ledger", lambda: controlling.open_ledger(scope, config))
-    if isinstance(parse_store_url(config.store.url), ArangoUrl):
-        yield from _try("the jobs' store", lambda: _open_jobs(config))
+    if isinstance(parsed, ArangoUrl):
+        may_read_ledger: list[bool] = []
+        yield from _try("the jobs' store", lambda: may_read_ledger.append(_open_jobs(config)))
+        if any(may_read_ledger):
+            user, database = config.store.work_user, parsed.database
+            text = f"in ArangoDB {user!r} has a right to the ledger's collections"
+            grant = f'grantCollection("{user}", "{database}", "{POLICY_LEDGER}", "none")'
+            yield Concern("warn", text, f'in arangosh: require("@arangodb/users").{grant}')
 
 
 def refuse(concerns: list[Concern]) -> None:
@@ -62,9 +70,11 @@ def _try(what: str, open_it: Callable[[], None]) -> Iterator[Concern]:
         yield Concern("bad", f"{what} cannot be used: {error}", error.hint)
 
 
-def _open_jobs(config: Config) -> None:
+def _open_jobs(config: Config) -> bool:
+    """Use the jobs' store; True if its user could read the ledger, too."""
     with open_as_owner(config.store) as store:
         store.find("stats", limit=1)
+        return bool(getattr(store, "may_read", lambda _: False)(POLICY_LEDGER))
 
 
 def _check_directory(scope: Scope, directory: str) -> Iterator[Concern]:

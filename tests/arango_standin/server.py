@@ -23,13 +23,24 @@ _MAX_NESTING = 199  # DOCS aql/fundamentals/limitations/: "slightly below 200"
 
 
 class Accounts:
-    """Passwords by user, and the databases each may use; None stands for all and `_system`."""
+    """Passwords by user, and the databases each may use; None stands for all and `_system`.
+
+    ``closed`` are collections that a user has no right to.
+    """
 
     def __init__(self) -> None:
         self._by_user: dict[str, tuple[str, set[str] | None]] = {}
+        self._closed: dict[str, frozenset[str]] = {}
 
-    def add(self, user: str, password: str, databases: set[str] | None = None) -> None:
+    def add(
+        self,
+        user: str,
+        password: str,
+        databases: set[str] | None = None,
+        closed: frozenset[str] = frozenset(),
+    ) -> None:
         self._by_user[user] = password, databases
+        self._closed[user] = closed
 
     def authenticate(self, header: str) -> str:
         """The user, or 401: DOCS develop/http-api/authentication/."""
@@ -42,10 +53,12 @@ class Accounts:
             raise Refusal(401, 11, "not authorized to execute this request")
         return user
 
-    def authorize(self, user: str, database: str) -> None:
+    def authorize(self, user: str, database: str, parts: tuple[str, ...]) -> None:
         databases = self._by_user[user][1]
         if databases is not None and database not in databases:
             raise Refusal(401, 11, "not authorized to execute this request")
+        if parts[0] == "document" and parts[1] in self._closed[user]:
+            raise Refusal(403, 11, "forbidden")
 
 
 class Asked(NamedTuple):
@@ -261,7 +274,7 @@ class _Handler(BaseHTTPRequestHandler):
         )
         with self.server.lock:
             database = self.server.databases.get(name)
-            self.server.accounts.authorize(user, name)
+            self.server.accounts.authorize(user, name, asked.parts)
             return self.server.carry_out(database, asked)
 
     def _misbehave(self, fault: Fault) -> None:

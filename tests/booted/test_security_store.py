@@ -50,7 +50,8 @@ class Folder(Worker):
 """
 STANDIN = (
     "sleep infinity | PYTHONPATH=/opt /usr/bin/python3 -m tests.arango_standin --port 8529"
-    " --account ledger:secret --account work:other:nomarr"
+    " --account ledger:secret --account work:other:nomarr:worker_restart_policy"
+    " --account careless:other:nomarr"
 )
 TELL = """\
 import json, sys
@@ -232,10 +233,14 @@ def test_workers_never_hold_the_ledgers_password(machine: Machine) -> None:
     assert f"nomarr may read the ledger's password in {path}" in done.stderr
     keep_password(machine, "ledger-password", "secret", "root", 0o600)
     assert run_as(machine, "nomarr", f"cat {path}").returncode != 0
-    machine.run("nomarrctl", "apply")
+    assert "warning" not in machine.run("nomarrctl", "apply").stdout
     machine.path(path).chmod(0o604)
     said = machine.run("nomarrctl", "doctor", check=False).stdout
     assert f"nomarr may read the ledger's password in {path}" in said
+    machine.path(path).chmod(0o600)
+    configure(machine, ARANGO.replace('"work"', '"careless"'))
+    said = machine.run("nomarrctl", "apply").stdout
+    assert "'careless' has a right to the ledger's collections" in said
     # One user for both is refused by the file's own check.
     configure(machine, ARANGO.replace('work_user = "work"\n', ""))
     done = machine.run("nomarrctl", "apply", check=False)

@@ -253,6 +253,15 @@ class ArangoStore:
             lambda: read_number(execute(query, bind_vars=bound).statistics()["modified"]),
         )
 
+    def may_read(self, collection: str) -> bool:
+        """Whether our user has a right to a collection, of whichever domain."""
+        documents = self._db.collection(collection)
+        try:
+            self._link.ask(collection, lambda: documents.has("none"), repeatable=True)
+        except StoreRefused:
+            return False
+        return True
+
     def batch(self) -> AbstractContextManager[None]:
         """Nothing to put together here: each write is a request, durable when it is answered."""
         return contextlib.nullcontext()
