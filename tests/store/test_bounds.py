@@ -1,5 +1,5 @@
 """What the words of a worker, or of a supervisor that is not ours any more, take of the ledger's
-disk: a stated size, however long they are (docs/security.md)."""
+disk: a stated size, however long they are."""
 
 from __future__ import annotations
 
