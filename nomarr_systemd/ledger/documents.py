@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Any, Final
 
 from nomarr_systemd.core import account as book_keeping
@@ -20,16 +21,7 @@ _COUNTS: Final = ("restart_count", "attempts", "total_restarts", "recoveries", "
 _MOMENTS: Final = ("last_restart_wall_ms", "failed_at_wall_ms", "updated_at_wall_ms")
 _LARGEST: Final = 10**15  # milliseconds: beyond any clock
 _MAX_WORD: Final = 300
-_MAX_ROW: Final = 4 * MAX_TEXT
-_INT: Final = r"\|-?[0-9]{1,15}"
-_ROW: Final = re.compile(
-    r"[0-9]{1,15}\|[^|]*\|[a-z-]{1,40}\|[^|]*"  # attempt, invocation, action, kind
-    rf"{_INT}{_INT}{_INT}\|[^|]*{_INT}"  # code, delay, wall time, boot, time since boot
-    rf"\|(?:{'|'.join(EFFECTS)})(?:{_INT}|\|)"  # effect, length of the run
-    rf"{_INT}{_INT}{_INT}{_INT}{_INT}(?:{_INT}|\|)"  # evidence
-    r"\|.*",  # text, who, and what a newer version has added
-    re.DOTALL,
-)
+_MAX_ROW: Final = 5 * MAX_TEXT
 
 
 def read_account(doc: Mapping[str, Any], component_id: str | None = None) -> Account:
@@ -102,7 +94,23 @@ def _check_moment(moment: list[Any]) -> None:
 
 
 def _is_row(row: object) -> bool:
-    return isinstance(row, str) and len(row) <= _MAX_ROW and _ROW.fullmatch(row) is not None
+    if not isinstance(row, str) or len(row) > _MAX_ROW:
+        return False
+    return _make_row().fullmatch(row) is not None
+
+
+@cache
+def _make_row() -> re.Pattern[str]:
+    """What a record looks like; made when it is needed, which a store of one host never does."""
+    number = r"\|-?[0-9]{1,15}"
+    return re.compile(
+        r"[0-9]{1,15}\|[^|]*\|[a-z-]{1,40}\|[^|]*"  # attempt, invocation, action, kind
+        rf"{number}{number}{number}\|[^|]*{number}"  # code, delay, wall time, boot, time since it
+        rf"\|(?:{'|'.join(EFFECTS)})(?:{number}|\|)"  # effect, length of the run
+        rf"{5 * number}(?:{number}|\|)"  # evidence
+        r"\|.*",  # text, who, and what a newer version has added
+        re.DOTALL,
+    )
 
 
 def _check_component(name: object) -> None:
