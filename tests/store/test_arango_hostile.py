@@ -25,7 +25,7 @@ from nomarr_systemd.store.arango.store import ArangoStore
 from nomarr_systemd.store.open import open_work_store
 from nomarr_systemd.store.protocol import POLICY_LEDGER
 from tests.arango_standin.running import Server
-from tests.support.places import DATABASE, ArangoOpener
+from tests.support.places import DATABASE, SECRET, ArangoOpener
 
 TIMEOUT_S = 0.4
 HOST = "h"
@@ -343,6 +343,16 @@ def test_workers_never_open_a_store_as_the_ledgers_user(tmp_path: Path) -> None:
     """Also not of a configuration that an older version has applied."""
     with pytest.raises(StoreRefused, match="no user of their own"):
         open_work_store(StoreSettings("arangodb://a@localhost/d", str(tmp_path / "password")))
+
+
+def test_who_has_a_right_to_the_ledger(
+    first: Server, store: ArangoStore, open_arango: ArangoOpener
+) -> None:
+    assert store.may_read(POLICY_LEDGER)
+    assert open_arango(first, user="app", password=SECRET).may_read(POLICY_LEDGER)
+    worker = open_arango(first, user="worker", password=SECRET)
+    assert not worker.may_read(POLICY_LEDGER)
+    assert worker.may_read("meta")
 
 
 def test_the_machine_id_stays_at_home() -> None:

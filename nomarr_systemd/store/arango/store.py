@@ -257,7 +257,7 @@ class ArangoStore:
         """Whether our user has a right to a collection, of whichever domain."""
         documents = self._db.collection(collection)
         try:
-            self._link.ask(collection, lambda: documents.has("none"), repeatable=True)
+            self._link.ask(collection, lambda: documents.get("none"), repeatable=True)
         except StoreRefused:
             return False
         return True
