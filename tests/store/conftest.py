@@ -65,8 +65,10 @@ def store(open_store: Callable[..., Store]) -> Store:
 @pytest.fixture(scope="session")
 def running_pair() -> Iterator[tuple[Server, Server]]:
     """Two stand-ins, even where there is a real server: they are told to misbehave."""
-    options = ("--account", f"app:{SECRET}:{DATABASE}", "--account", "guest:guest:elsewhere")
-    options += ("--account", f"worker:{SECRET}:{DATABASE}:{POLICY_LEDGER}")
+    options = (
+        *("--account", f"app:{SECRET}:{DATABASE}", "--account", "guest:guest:elsewhere"),
+        *("--account", f"worker:{SECRET}:{DATABASE}:{POLICY_LEDGER}"),
+    )
     with run_standin(*options) as first, run_standin(*options) as second:
         yield first, second
 
