@@ -11,9 +11,7 @@ from hypothesis import settings
 
 # Timings never decide a test: a busy machine is no failure. The same examples in every run, so that
 # a change is what makes the difference; NOMARR_RANDOM=1 draws others.
-settings.register_profile(
-    "nomarr", deadline=None, derandomize=not os.environ.get("NOMARR_RANDOM")
-)
+settings.register_profile("nomarr", deadline=None, derandomize=not os.environ.get("NOMARR_RANDOM"))
 settings.load_profile("nomarr")
 
 

@@ -35,6 +35,9 @@ def apply(scope: Scope, dry_run: bool, as_json: bool) -> None:
     config = scope.read_file()
     plan = make_plan(scope, config)
     document = _to_json(plan, dry_run)  # before it is done: then nothing differs any more
+    for concern in plan.concerns:
+        if concern.level == "warn" or dry_run:  # what is bad is refused, with the same words
+            click.echo(f"nomarrctl: warning: {concern.text}; {concern.mend}", err=True)
     if not as_json:
         for line in _describe(plan):
             click.echo(line)
@@ -61,6 +64,7 @@ def _to_json(plan: Plan, dry_run: bool) -> dict[str, Any]:
             "remove": list(changes.remove),
         },
         "settings_changed": plan.settings_differ,
+        "warnings": [f"{each.text}; {each.mend}" for each in plan.concerns],
         "workers": {
             "remove": [worker.component_id for worker in plan.gone],
             "restart": [worker.component_id for worker in plan.restart],

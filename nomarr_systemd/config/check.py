@@ -99,12 +99,32 @@ class ConfigChecker:
             for key in values:
                 if key != "url":
                     self._blame(("store", key), "it is only for an arangodb:// url", "remove it")
-        elif store.ca_file and not url.tls:
-            problem = "it does nothing with arangodb://, which is not encrypted"
-            self._blame(("store", "ca_file"), problem, "write arangodb+tls:// in url")
-        elif store.work_password_file and not store.work_user:
-            self._blame(("store", "work_password_file"), "there is no work_user", "set it too")
+        else:
+            if store.ca_file and not url.tls:
+                problem = "it does nothing with arangodb://, which is not encrypted"
+                self._blame(("store", "ca_file"), problem, "write arangodb+tls:// in url")
+            self._check_work_user(store, url)
         return store
+
+    def _check_work_user(self, store: StoreSettings, url: ArangoUrl) -> None:
+        """Workers must not hold the ledger's password, so jobs need a user of their own."""
+        if any(("store", setting.key) in self._refused for setting in STORE):
+            return
+        if not store.work_user:
+            given = "work_password_file" if store.work_password_file else "url"
+            problem = "there is no work_user, and workers must not hold the ledger's password"
+            self._blame(("store", given), problem, "set work_user and work_password_file")
+        elif store.work_user == url.user:
+            problem = "it is the ledger's user, whose password workers must not hold"
+            self._blame(("store", "work_user"), problem, "make another user in ArangoDB")
+        elif bool(store.password_file) != bool(store.work_password_file):
+            given, other = "password_file", "work_password_file"
+            if store.work_password_file:
+                given, other = other, given
+            self._blame(("store", given), f"there is no {other}", "set both, or neither")
+        elif store.password_file and store.password_file == store.work_password_file:
+            problem = "it is the ledger's password file, which workers must not read"
+            self._blame(("store", "work_password_file"), problem, "make another file")
 
     def _read_health(self, document: Table) -> HealthRules:
         values = self._read_section(document, ("health",), HEALTH)

@@ -139,13 +139,13 @@ STORE = (
     Setting("url", "text", form=parse_store_url,
             help="a directory on this host, or arangodb+tls://USER@HOST:PORT,HOST:PORT/DATABASE"),
     Setting("password_file", "path",
-            help="a file with the password for ArangoDB, and nothing else"),
+            help="a file with the ledger's password for ArangoDB, and nothing else; root's alone"),
     Setting("ca_file", "path",
             help="the certificates to trust for arangodb+tls, instead of the system's"),
     Setting("work_user", "text",
-            help="another user of ArangoDB, for jobs and history"),
+            help="another user of ArangoDB, for jobs and history; required there"),
     Setting("work_password_file", "path",
-            help="a file with the password of work_user"),
+            help="a file with the password of work_user, which workers may read"),
 )
 WEB = (
     Setting("listen", "text", form=check_listen,

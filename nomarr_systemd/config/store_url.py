@@ -51,6 +51,16 @@ def parse_store_url(url: str) -> SqliteUrl | ArangoUrl:
     raise _bad("it does not start with sqlite://, arangodb:// or arangodb+tls://")
 
 
+def is_local(host: str) -> bool:
+    """True if what is sent to this host does not leave the machine."""
+    from ipaddress import ip_address  # rare, and slow to import
+
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() in ("localhost", "localhost.localdomain", "ip6-localhost")
+
+
 def parse_address(text: str, *, default_port: int | None = None) -> tuple[str, int]:
     """Host and port of ``HOST:PORT`` (an IPv6 address in brackets), or BadName and why."""
     if text.startswith("["):

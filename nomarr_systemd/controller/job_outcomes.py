@@ -23,6 +23,8 @@ from nomarr_systemd.live import client
 QUARANTINES: Final = "job_crashes"  # runs whose jobs were quarantined and restarts given back
 TIMEOUT_S: Final = 2.0  # it answers within a second, settled or not
 _KEPT_MS: Final = 30 * 86_400_000
+_KEPT: Final = 1000  # notes, and names of jobs in each: 18 kB at most
+_KEPT_JOBS: Final = 20
 _MOST: Final = 100
 _MAX_TEXT: Final = 200
 
@@ -90,9 +92,13 @@ def note_quarantine(site: Site, intent: Quarantine) -> None:
         "_key": intent.invocation,
         "wall_ms": now_ms,
         "job": intent.jobs[0],
-        "jobs": list(intent.jobs),
+        "jobs": list(intent.jobs[:_KEPT_JOBS]),
         "component_id": intent.component.component_id,
     }
     with contextlib.suppress(KeyExists):
         site.store.insert(QUARANTINES, document)
     site.store.prune(QUARANTINES, "wall_ms", now_ms - _KEPT_MS)
+    too_many = site.store.count(QUARANTINES, {}) - _KEPT
+    if too_many > 0:
+        for old in site.store.find(QUARANTINES, order="wall_ms", limit=too_many):
+            site.store.delete(QUARANTINES, old["_key"])

@@ -21,7 +21,6 @@ Window = Mapping[str, Sequence[Any]]
 MAX_TEXT: Final = 500
 RING: Final = 100  # records kept; also the most restarts that a window can be asked to count
 
-
 _OWED: Final = ("restart", "hold")  # what a newer death makes pointless; a mask it does not
 # A restart is scheduled from the start: its timer is made before it is booked.
 _FIRST_EFFECT: Final = {
@@ -191,7 +190,7 @@ def _book(
         account = _count(account, record, overtaken=overtaken)
     elif decision.action == "fail" and not overtaken:
         account = account._replace(
-            failed_at_wall_ms=at.wall_ms, failure_reason=decision.failure_reason
+            failed_at_wall_ms=at.wall_ms, failure_reason=decision.failure_reason[:MAX_TEXT]
         )
     return account, record
 
@@ -281,7 +280,7 @@ def mark_failed(
         invocation=invocation,
         effect="pending" if invocation else "done",
     )
-    return account._replace(failed_at_wall_ms=now.wall_ms, failure_reason=failure_reason)
+    return account._replace(failed_at_wall_ms=now.wall_ms, failure_reason=failure_reason[:MAX_TEXT])
 
 
 def increment(account: Account, now: Moment) -> Account:

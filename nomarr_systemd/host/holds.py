@@ -8,6 +8,7 @@ import os
 from typing import Final
 
 from nomarr_systemd.core.ids import Component
+from nomarr_systemd.core.text import clean
 from nomarr_systemd.host.files import remove, sync_directory, write_durably
 
 PAUSED: Final = "paused by "
@@ -39,7 +40,8 @@ class Holds:
     def hold(self, worker: Component, why: str) -> None:
         """Hold it for a reason of the controller's."""
         os.makedirs(self._directory, 0o755, exist_ok=True)
-        write_durably(self._path(worker), f"{why}\n".encode(), mode=0o644)
+        text = clean(why, _MAX_TEXT)
+        write_durably(self._path(worker), f"{text}\n".encode("utf-8", "replace"), mode=0o644)
 
     def pause(self, worker: Component, by: str) -> bool:
         """Hold it for a person; False if it is paused already."""

@@ -13,6 +13,9 @@ _TIME_ERROR: Final = 5  # adjtimex: the kernel calls its clock not synchronised
 _TIMEX_BYTES: Final = 512  # larger than struct timex of any architecture
 _VOLATILE: Final = ("tmpfs", "ramfs")
 _TIMEOUT_S: Final = 10.0
+_ID_BYTES: Final = 16
+APPLICATION_ID: Final = bytes.fromhex("b1c6e0f7a3d94d0f8e5b27c49a60d318")
+UNKNOWN: Final = "unknown"  # the name of a host that has no machine-id
 
 
 def is_clock_synchronised() -> bool | None:
@@ -54,6 +57,14 @@ def free_bytes(path: str) -> int:
     return shown.f_bavail * shown.f_frsize
 
 
+def share_disk(path: str, other: str) -> bool:
+    """Whether what is written to one takes room from the other."""
+    try:
+        return os.stat(path).st_dev == os.stat(other).st_dev
+    except OSError:
+        return False
+
+
 def is_journal_persistent() -> bool:
     """Whether journald writes to the disk: Storage=auto does once the directory is there."""
     return os.path.isdir("/var/log/journal") and bool(os.listdir("/var/log/journal"))
@@ -77,11 +88,23 @@ def systemd_version() -> int:
 
 
 def host_of(url: str) -> str:
-    """This host's name in a store that several share; empty for a store of one host."""
+    """This host's name in a store that several share; empty for a store of one host.
+
+    It is made from the machine-id, which is to stay on its host (machine-id(5)), as systemd makes
+    ids for an application: the same on this host for ever, and nobody can go back from it.
+    """
     if isinstance(parse_store_url(url), SqliteUrl):
         return ""
+    import hmac  # the controller of a single host needs this module and not this
+
     try:
         with open("/etc/machine-id", encoding="ascii") as file:
-            return file.read().strip()
-    except OSError:
-        return "unknown"
+            machine = bytes.fromhex(file.read(64).strip())
+    except (OSError, ValueError):
+        return UNKNOWN
+    if len(machine) != _ID_BYTES:
+        return UNKNOWN
+    digest = bytearray(hmac.digest(machine, APPLICATION_ID, "sha256")[:_ID_BYTES])
+    digest[6] = digest[6] & 0x0F | 0x40  # a UUID of version 4
+    digest[8] = digest[8] & 0x3F | 0x80
+    return digest.hex()

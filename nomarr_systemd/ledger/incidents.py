@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from nomarr_systemd.core.errors import KeyExists, StaleRevision
+from nomarr_systemd.core.errors import KeyExists, StaleRevision, StoreUnavailable
 from nomarr_systemd.core.incident import Incident
+from nomarr_systemd.core.json import JsonError
 from nomarr_systemd.core.time import Moment
+from nomarr_systemd.host import clock
+from nomarr_systemd.ledger import documents
 from nomarr_systemd.store.protocol import Doc, Store
 
 _META = "meta"
 _KIND = "incident"
+_TRIES = 1000  # as for the accounts
+_PATIENCE_MS = 10_000
 
 
 class IncidentStore:
@@ -23,12 +28,12 @@ class IncidentStore:
     def get(self, pool: str) -> Incident | None:
         """Return the pool's last incident, open or closed."""
         doc = self._store.get(_META, self._key(pool))
-        return Incident.from_doc(doc) if doc else None
+        return _read(doc) if doc else None
 
     def incidents(self) -> list[Incident]:
         """Return the last incident of every pool."""
         where = {"what": _KIND, "host": self._host}
-        return [Incident.from_doc(doc) for doc in self._store.find(_META, where)]
+        return [_read(doc) for doc in self._store.find(_META, where)]
 
     def open(self, incident: Incident) -> Incident:
         """Open it; if another process has just opened one, return that."""
@@ -73,9 +78,10 @@ class IncidentStore:
     def _change(
         self, pool: str, change: Callable[[Incident | None], Incident | None]
     ) -> Incident | None:
-        while True:
+        ends_ms = clock.now().boottime_ms + _PATIENCE_MS
+        for _ in range(_TRIES):
             doc = self._store.get(_META, self._key(pool))
-            before = Incident.from_doc(doc) if doc else None
+            before = _read(doc) if doc else None
             after = change(before)
             if after is None or after == before:
                 return after
@@ -87,8 +93,18 @@ class IncidentStore:
                 else:
                     self._store.insert(_META, new)
             except (KeyExists, StaleRevision):
+                if clock.now().boottime_ms > ends_ms:
+                    break
                 continue
             return after
+        raise StoreUnavailable(f"{_META}/{self._key(pool)} changed again and again")
+
+
+def _read(doc: Doc) -> Incident:
+    try:
+        return documents.read_incident(doc)
+    except JsonError as error:
+        raise documents.refuse(_META, doc["_key"], error) from error
 
 
 def _if_open(incident: Incident | None) -> Incident | None:

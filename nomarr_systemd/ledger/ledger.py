@@ -14,14 +14,18 @@ from nomarr_systemd.core.account import Account, Statistics
 from nomarr_systemd.core.death import Death
 from nomarr_systemd.core.errors import KeyExists, StaleRevision, StoreUnavailable
 from nomarr_systemd.core.ids import parse_component, split_invocation
+from nomarr_systemd.core.json import JsonError
 from nomarr_systemd.core.ledger_record import Record
 from nomarr_systemd.core.policy import Decision, Rules
 from nomarr_systemd.core.time import Moment
 from nomarr_systemd.host import clock as host_clock
-from nomarr_systemd.store.protocol import POLICY_LEDGER, Store
+from nomarr_systemd.ledger import documents
+from nomarr_systemd.store.protocol import POLICY_LEDGER, Doc, Store
 
 T = TypeVar("T")
-_TRIES = 1000  # each lost race is another process's success; this many in a row mean a fault
+# Each lost race is another process's success; this many in a row, or for so long, mean a fault.
+_TRIES = 1000
+_PATIENCE_MS = 10_000
 
 
 class Booked(NamedTuple):
@@ -121,12 +125,12 @@ class Ledger:
         """Return the worker's account; an empty one if nothing is on record."""
         component = parse_component(component_id).component_id
         doc = self._store.get(POLICY_LEDGER, self._key(component))
-        return book_keeping.from_doc(doc) if doc else Account(component, self._host)
+        return self._read(doc, component) if doc else Account(component, self._host)
 
     def accounts(self) -> list[Account]:
         """Return every account of this host."""
         where = {"host": self._host}
-        return [book_keeping.from_doc(doc) for doc in self._store.find(POLICY_LEDGER, where)]
+        return [self._read(doc) for doc in self._store.find(POLICY_LEDGER, where)]
 
     def unfinished(self) -> list[tuple[Account, Record]]:
         """Return the decisions that are not done, with their accounts."""
@@ -179,11 +183,24 @@ class Ledger:
     def remove_restart_state(self, component_id: str) -> None:
         """Remove the worker's account: it was removed from the configuration."""
         key = self._key(parse_component(component_id).component_id)
+        ends_ms = host_clock.now().boottime_ms + _PATIENCE_MS
         while doc := self._store.get(POLICY_LEDGER, key):
+            if host_clock.now().boottime_ms > ends_ms:
+                raise StoreUnavailable(f"{POLICY_LEDGER}/{key} cannot be removed")
             try:
                 self._store.delete(POLICY_LEDGER, key, doc["_rev"])
             except StaleRevision:
                 continue
+
+    def _read(self, doc: Doc, component: str | None = None) -> Account:
+        """Make an account of a document. What a server hands out is checked first; a store of one
+        host is a file that only its owner can write."""
+        if not self._host:
+            return book_keeping.from_doc(doc)
+        try:
+            return documents.read_account(doc, component)
+        except JsonError as error:
+            raise documents.refuse(POLICY_LEDGER, doc["_key"], error) from error
 
     def _key(self, component_id: str) -> str:
         return f"{component_id}@{self._host}" if self._host else component_id
@@ -192,9 +209,10 @@ class Ledger:
         """Apply ``change`` to the account as it is at the moment of writing."""
         component = parse_component(component_id).component_id
         key = self._key(component)
+        ends_ms = host_clock.now().boottime_ms + _PATIENCE_MS
         for _ in range(_TRIES):
             doc = self._store.get(POLICY_LEDGER, key)
-            before = book_keeping.from_doc(doc) if doc else Account(component, self._host)
+            before = self._read(doc, component) if doc else Account(component, self._host)
             after, result = change(before)
             if after is before:
                 return result
@@ -206,6 +224,8 @@ class Ledger:
                 else:
                     self._store.insert(POLICY_LEDGER, new)
             except (KeyExists, StaleRevision):
+                if host_clock.now().boottime_ms > ends_ms:
+                    break
                 continue
             return result
-        raise StoreUnavailable(f"{POLICY_LEDGER}/{key} changed {_TRIES} times in a row")
+        raise StoreUnavailable(f"{POLICY_LEDGER}/{key} changed again and again")

@@ -14,19 +14,20 @@ from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
 from nomarr_systemd.config.values import StoreSettings
-from nomarr_systemd.core import account as book_keeping
 from nomarr_systemd.core.account import Account
-from nomarr_systemd.core.errors import BadName, StoreUnavailable
+from nomarr_systemd.core.errors import BadName, StoreError, StoreUnavailable
 from nomarr_systemd.core.ids import Component, parse_component
-from nomarr_systemd.core.json import JsonError, as_object, get_dict, get_int, get_list, get_str
+from nomarr_systemd.core.json import as_object
+from nomarr_systemd.core.text import clean
 from nomarr_systemd.host.files import locked, remove
 from nomarr_systemd.host.layout import VIEWERS
+from nomarr_systemd.ledger.documents import read_account
 from nomarr_systemd.store.open import open_store
 from nomarr_systemd.store.protocol import Store
 
 SUFFIX: Final = ".json"
 PATIENCE_S: Final = 2.0
-_MAX_BYTES: Final = 4 << 20  # a full ring is 30 kB
+MAX_BYTES: Final = 512 << 10  # a full ring has 30 kB, and 460 kB with the longest texts
 
 
 class Publisher:
@@ -57,11 +58,13 @@ class Publisher:
             with locked(f"{self.directory}.lock", PATIENCE_S):
                 self._write(name, current())
             self.error = None
-        except (OSError, StoreUnavailable) as error:
+        except (OSError, StoreError) as error:
             import logging  # a rare path; the usual start-up should not pay for the import
 
             self.error = error
-            logging.getLogger("nomarr.store").error("cannot publish %s: %s", name, error)
+            logging.getLogger("nomarr.store").error(
+                "cannot publish %s: %s", name, clean(str(error))
+            )
 
     def remove_others(self, keys: Iterable[str]) -> None:
         """Remove the files of all documents but these: what a kill or a removal left."""
@@ -91,15 +94,18 @@ class Publisher:
         if text is None:
             remove(path)
             return
+        content = text.encode()
+        if len(content) > MAX_BYTES:
+            raise StoreUnavailable(f"{name} would have more than {MAX_BYTES} bytes")
         temporary = f"{path}.new"
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(temporary, flags, 0o640)
         try:
-            with open(fd, "w", encoding="utf-8") as file:
+            with open(fd, "wb") as file:
                 os.fchmod(fd, 0o640)
                 if self._gid != -1:
                     os.fchown(fd, -1, self._gid)
-                file.write(text)
+                file.write(content)
             os.rename(temporary, path)
         except OSError:
             remove(temporary)
@@ -131,7 +137,7 @@ def read_published(directory: str, component: Component) -> Published:
     empty = Account(component.component_id)
     try:
         with open(path, "rb") as file:
-            return Published(_decode(file.read(_MAX_BYTES), component))
+            return Published(_decode(file.read(MAX_BYTES), component))
     except FileNotFoundError:
         return Published(empty)
     except PermissionError:
@@ -161,22 +167,8 @@ def list_published(directory: str) -> tuple[set[Component], str]:
 
 
 def _decode(content: bytes, component: Component) -> Account:
-    """The account, or ValueError or TypeError; also where it is another worker's."""
-    doc = as_object(json.loads(content))
-    if get_str(doc, "component_id") != component.component_id:
-        raise JsonError("it is another worker's account")
-    for name in ("restart_count", "attempts", "total_restarts", "recoveries", "k"):
-        get_int(doc, name, 0)
-    window = get_dict(doc, "window", {})
-    for boot in window:
-        row = get_list(window, boot)  # invocation, wall time and boot time of each restart
-        if any(type(moment) is not int for moment in (*row[1::3], *row[2::3])):
-            raise JsonError(f"attribute {boot!r:.40} of the window has no moments")
-    if any(not isinstance(row, str) for row in get_list(doc, "records", [])):
-        raise JsonError("attribute 'records' is not all texts")
-    account = book_keeping.from_doc(doc)
-    _ = account.records  # each row is parsed, so that nothing fails later
-    return account
+    """The account, or ValueError; also where it is another worker's."""
+    return read_account(as_object(json.loads(content)), component.component_id)
 
 
 def _say_closed(path: str) -> str:

@@ -23,7 +23,7 @@ from nomarr_systemd.host.files import locked, remove, write_durably
 from nomarr_systemd.host.holds import Holds
 from nomarr_systemd.host.layout import LIBEXEC, make_directories, make_programs
 from nomarr_systemd.host.scope import Scope
-from nomarr_systemd.operate import controlling, leftovers
+from nomarr_systemd.operate import controlling, leftovers, store_check
 from nomarr_systemd.operate.waiting import FACTS, Tell, is_down, is_idle, wait_for
 from nomarr_systemd.systemd import unit_files
 from nomarr_systemd.systemd.manager import (
@@ -47,6 +47,7 @@ class Plan(NamedTuple):
     gone: list[Component]
     restart: dict[Component, str]
     start: list[Component]
+    concerns: list[store_check.Concern]  # about the store; one that is bad is refused
 
     def __bool__(self) -> bool:
         parts = (self.changes, self.settings_differ, self.gone, self.restart, self.start)
@@ -81,7 +82,8 @@ def make_plan(scope: Scope, config: Config) -> Plan:
         ):
             start.append(worker)
     differ = before != as_stored(config)
-    return Plan(config, changes, differ, sorted(known - set(workers)), restart, start)
+    concerns = store_check.find_concerns(scope, config)
+    return Plan(config, changes, differ, sorted(known - set(workers)), restart, start, concerns)
 
 
 def _check_users(scope: Scope, config: Config) -> None:
@@ -107,8 +109,13 @@ def carry_out(scope: Scope, plan: Plan, say: Callable[[str], None], tell: Tell) 
     """Do all of it, or refuse it before anything is changed. ``say`` takes a line for each step
     that is done, ``tell`` one that says how far a wait has got."""
     libexec = scope.libexec
+    store_check.refuse(plan.concerns)
     make_directories(scope.paths)
     with _alone(scope):
+        tried = list(store_check.try_stores(scope, plan.config))
+        store_check.refuse(tried)
+        for concern in tried:
+            say(f"warning: {concern.text}; {concern.mend}")
         if libexec != LIBEXEC:
             package = os.path.dirname(os.path.abspath(nomarr_systemd.__file__))
             make_programs(libexec, search=[os.path.dirname(package)])

@@ -59,6 +59,12 @@ def forget(scope: Scope, config: Config, workers: Sequence[Component]) -> None:
             site.ledger.remove_restart_state(worker.component_id)
 
 
+def open_ledger(scope: Scope, config: Config) -> None:
+    """Open the ledger and read a little of it, to see whether that can be done."""
+    with _open(scope, config) as site:
+        site.incidents.incidents()
+
+
 def read_accounts(scope: Scope, config: Config) -> list[Account]:
     """Every account of this host, from the ledger itself."""
     with _open(scope, config) as site:

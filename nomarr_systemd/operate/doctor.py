@@ -25,7 +25,7 @@ from nomarr_systemd.host.scope import Scope
 from nomarr_systemd.ledger.public import list_published, read_published
 from nomarr_systemd.ledger.spool import BAD_SUFFIX, Spool
 from nomarr_systemd.live import client
-from nomarr_systemd.operate import controlling, leftovers
+from nomarr_systemd.operate import controlling, leftovers, store_check
 from nomarr_systemd.operate.apply import make_plan
 from nomarr_systemd.systemd import unit_files
 from nomarr_systemd.systemd.manager import SUPERVISOR, TARGET, Manager
@@ -225,6 +225,12 @@ def check_store(it: Installation) -> Found:
     if not it.scope.user and os.geteuid() != 0:
         yield "warn", "only root may open the ledger", f"sudo {it.nomarrctl} doctor"
         return
+    concerns = store_check.find_concerns(it.scope, it.config)
+    if not any(each.level == "bad" for each in concerns):
+        concerns += store_check.try_stores(it.scope, it.config)
+    yield from concerns
+    if any(each.level == "bad" for each in concerns):
+        return  # it was not opened, or cannot be
     accounts = controlling.read_accounts(it.scope, it.config)
     yield "ok", f"the ledger is readable, {count(len(accounts), 'account')}", ""
     now_ms = clock.now().wall_ms
@@ -238,6 +244,9 @@ def check_store(it: Installation) -> Found:
         kind = machine.filesystem_of(parsed.directory)
         text = f"{parsed.directory} is on {kind}: a reboot forgets every restart"
         yield "bad", text, "set [store] url in nomarr.toml to a disk"
+    if machine.share_disk(parsed.directory, f"{parsed.directory}/work"):
+        text = f"jobs lie on the ledger's disk: workers could fill it ({parsed.directory}/work)"
+        yield "ok", text, ""
     free = machine.free_bytes(parsed.directory)
     if free < _LEAST_FREE:
         yield "bad", f"only {free >> 20} MiB are free in {parsed.directory}", "make room"
@@ -256,7 +265,8 @@ def check_rights(it: Installation) -> Found:
             yield "bad", f"{path} belongs to uid {facts.st_uid}", f"chown {owner} {path}"
         elif facts.st_mode & 0o022:
             yield "bad", f"{path} can be changed by others", f"chmod go-w {path}"
-    ledger = f"{paths.state}/ledger.db"
+    parsed = parse_store_url(it.config.store.url)
+    ledger = f"{parsed.directory if isinstance(parsed, SqliteUrl) else paths.state}/ledger.db"
     if os.path.exists(ledger) and os.stat(ledger).st_mode & 0o077:
         yield "bad", f"{ledger} is open to others", f"chmod 600 {ledger}"
     if not it.scope.user:

@@ -11,6 +11,7 @@ from contextlib import closing, contextmanager
 from nomarr_systemd.config.store_url import SqliteUrl, parse_store_url
 from nomarr_systemd.config.values import StoreSettings
 from nomarr_systemd.core.errors import NomarrError
+from nomarr_systemd.host.ownership import find_exposed
 from nomarr_systemd.jobs.settlement import clear_pool
 from nomarr_systemd.store.open import open_work_store
 from nomarr_systemd.store.protocol import Store
@@ -46,11 +47,14 @@ def forget_pool_failure(settings: StoreSettings, pool: str) -> None:
 
 def _become_owner(directory: str) -> None:
     try:
-        owner = os.stat(directory)
+        owner = os.lstat(directory)
     except FileNotFoundError as error:
         raise NomarrError(
             f"there is no directory {directory} yet", hint="run nomarrctl apply"
         ) from error
+    exposed = find_exposed(directory if owner.st_uid == 0 else os.path.dirname(directory))
+    if exposed is not None:  # a link, or another directory, could be put in its place
+        raise NomarrError(f"{directory} is not safe to use: {exposed.why}", hint=exposed.mend)
     if owner.st_uid:
         os.setgroups([])
         os.setegid(owner.st_gid)

@@ -1,5 +1,5 @@
 """What workers leave outside the configuration: files in systemd's directory, masks, links of
-enabled units, pipes, accounts, loaded units and timers. An apply finds here what a killed one
+enabled units, accounts, loaded units and timers. An apply finds here what a killed one
 before it did not remove.
 """
 
@@ -24,7 +24,8 @@ _TIMEOUT_S: Final = 60.0
 
 def find_workers(directory: str, paths: Paths) -> set[Component]:
     """Every worker that left something anywhere, configured or not."""
-    names = [*_unit_files(directory), *Holds(paths.hold).instances(), *_listed(paths.health)]
+    # Not from the pipes: whoever may write there could name any number.
+    names = [*_unit_files(directory), *Holds(paths.hold).instances()]
     names += _loaded(user=paths.user)
     published, _ = list_published(paths.public)
     return published | {worker for name in names if (worker := _worker_of(name))}
@@ -91,7 +92,7 @@ def _loaded(*, user: bool) -> list[str]:
 
 
 def _worker_of(name: str) -> Component | None:
-    """The worker of a unit, a timer, a file or a pipe."""
+    """The worker of a unit, a timer or a file."""
     if name.startswith(_RESTART):
         name = name.removeprefix(_RESTART).removesuffix(".timer").removesuffix(UNIT_SUFFIX)
     elif "@" in name and not name.startswith(UNIT_PREFIX):

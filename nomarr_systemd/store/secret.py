@@ -17,17 +17,19 @@ _MAX_BYTES: Final = 4096
 
 
 def read_password(domain: Domain, *, password_file: str | None) -> str:
-    """The password for ``domain``; an explicit file wins. StoreRefused says what is missing."""
+    """The password for ``domain``; an explicit file wins. StoreRefused says what is missing.
+
+    There is no credential for both domains: workers must not hold the ledger's.
+    """
     if password_file is not None:
         return _read(password_file)
-    directory = os.environ.get("CREDENTIALS_DIRECTORY")
-    for name in (f"{_NAME}-{domain}", _NAME) if directory else ():
-        path = os.path.join(directory or "", name)
-        if os.path.lexists(path):
-            return _read(path)
+    directory, name = os.environ.get("CREDENTIALS_DIRECTORY"), f"{_NAME}-{domain}"
+    if directory and os.path.lexists(path := os.path.join(directory, name)):
+        return _read(path)
+    setting = "password_file" if domain == "policy" else "work_password_file"
     raise StoreRefused(
         f"there is no password for the {domain} store",
-        hint=f"set password_file under [store], or LoadCredential={_NAME}:/path in the unit",
+        hint=f"set {setting} under [store], or LoadCredential={name}:/path in the unit",
     )
 
 

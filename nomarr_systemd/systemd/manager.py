@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, Final, Literal, TypeVar
 
@@ -28,6 +28,7 @@ SUPERVISOR: Final = "nomarr-supervisor.service"
 SHUTDOWN: Final = "shutdown.target"  # has a job while the system, or a user's manager, goes down
 _TIMEOUT_S: Final = 60.0
 _NOT_LOADED: Final = 5  # systemctl's exit status for a unit to stop that is not there
+_PORTION: Final = 1000  # names on one command line
 _NO_LIMIT: Final = 2**64 - 1
 _INTERFACE: Final = "org.freedesktop.systemd1."
 # Properties that every unit has; others are those of its kind.
@@ -175,12 +176,14 @@ class Manager:
 
     def stop(self, units: Iterable[str]) -> None:
         """Stop what is there; a unit that is not loaded is stopped already."""
-        self._call("systemctl", "stop", *units, fine=(0, _NOT_LOADED))
+        for portion in _portions(units):
+            self._call("systemctl", "stop", *portion, fine=(0, _NOT_LOADED))
 
     def mask(self, units: Iterable[str]) -> None:
         """Mask them all with one reload, and check that they are masked."""
         names = list(units)
-        self._call("systemctl", "mask", "--quiet", *names)
+        for portion in _portions(names):
+            self._call("systemctl", "mask", "--quiet", *portion)
         for name, shown in self.show(names, ["LoadState"]).items():
             if shown["LoadState"] != "masked":
                 raise Refused(
@@ -189,7 +192,8 @@ class Manager:
                 )
 
     def unmask(self, units: Iterable[str]) -> None:
-        self._call("systemctl", "unmask", "--quiet", *units)
+        for portion in _portions(units):
+            self._call("systemctl", "unmask", "--quiet", *portion)
 
     def reset_failed(self, units: Iterable[str]) -> None:
         """Reset the failed state; a unit that is not loaded has none."""
@@ -287,6 +291,13 @@ class Manager:
             raise kind(f"{program} {' '.join(arguments)[:200]}: {said}")
 
 
+def _portions(names: Iterable[str]) -> Iterator[list[str]]:
+    """Yield the names in parts that fit into a command line."""
+    rest = list(names)
+    for start in range(0, len(rest), _PORTION):
+        yield rest[start : start + _PORTION]
+
+
 def _refusal(call: Call, answer: BusError) -> Refused:
     what = " ".join(str(word) for word in call.arguments[:1])
     return _ERRORS.get(answer.name, Refused)(f"{call.member} {what}: {answer}")
@@ -337,9 +348,11 @@ def queue(
     verb: Literal["start", "stop", "restart", "try-restart"], units: Iterable[str], *, user: bool
 ) -> None:
     """Queue a job for these units and do not wait; ManagerError if systemd refuses."""
-    names = list(units)
-    if not names:
-        return
+    for portion in _portions(units):
+        _queue(verb, portion, user=user)
+
+
+def _queue(verb: str, names: Sequence[str], *, user: bool) -> None:
     import subprocess  # slow to import, and no restart needs it
 
     scope = ["--user"] if user else []

@@ -4,18 +4,21 @@
         def source(self) -> DirectoryJobs:
             return DirectoryJobs("/srv/music", "*.flac", "*.wav")
 
-The state of each job is a file in a state folder, ``.nomarr`` in the folder itself unless another
-is given. A claim is a kernel lock on that file, so it ends with its process. Any number of workers
-on one host may share a folder.
+The state of each job is a file in a state folder, which is the workers' own: below systemd's
+$STATE_DIRECTORY, or where the user's state is, unless another is given. Whoever else may write the
+folder of the jobs cannot touch it. A claim is a kernel lock on that file, so it ends with its
+process. Any number of workers of one user may share a folder.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import fnmatch
 import hashlib
 import json
 import os
+import stat
 import time
 from collections.abc import Iterator
 from typing import Any, Final
@@ -23,7 +26,8 @@ from typing import Any, Final
 from nomarr_systemd.core.errors import ConfigError, NotReady
 from nomarr_systemd.core.job import describe_error
 
-STATE: Final = ".nomarr"
+STATE: Final = ".nomarr"  # in the folder itself, where versions before had it
+_MAX_BYTES: Final = 1 << 20
 
 
 class DirectoryJobs:
@@ -43,17 +47,20 @@ class DirectoryJobs:
     ) -> None:
         self._folder = os.path.abspath(folder)
         self._patterns = patterns or ("*",)
-        self._state = os.path.abspath(state or os.path.join(folder, STATE))
+        self._state = os.path.abspath(state) if state else _find_state(self._folder)
         self._quiet_s = quiet_s
         self._max_crashes = max_crashes
         self._found: Iterator[str] = iter(())
         self._held: dict[str, int] = {}  # locks, by job
         try:
-            os.makedirs(self._state, exist_ok=True)
+            os.makedirs(self._state, 0o750, exist_ok=True)
+            # Kept open: another folder put in its place is not used.
+            self._place = _open_own(self._state)
         except OSError as error:
             raise ConfigError(
                 f"cannot use {self._state} as the state folder: {error.strerror}",
-                hint="make it a folder that this user may write, or give another as state=",
+                hint="make it a folder of this user's that nobody else may write,"
+                " or give another as state=",
             ) from error
 
     def discover(self) -> str | None:
@@ -66,7 +73,7 @@ class DirectoryJobs:
     def claim(self, job: str) -> bool:
         name = self._name(job)
         try:
-            fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640)
+            fd = self._open(name, os.O_RDWR | os.O_CREAT)
         except OSError as error:
             raise NotReady(f"cannot write the state of {job!r}: {error.strerror}") from error
         try:
@@ -74,7 +81,7 @@ class DirectoryJobs:
         except BlockingIOError:
             os.close(fd)
             return False
-        note = _parse(os.pread(fd, 1 << 20, 0))
+        note = _parse(os.pread(fd, _MAX_BYTES, 0))
         stamp = _stamp(job)
         begun = note.get("begun") if note.get("stamp") == stamp else 0
         if not isinstance(begun, int):  # not written by this program
@@ -109,7 +116,7 @@ class DirectoryJobs:
         """Write the state, then unlock: no worker takes the job before its end is recorded."""
         fd = self._held.pop(job)
         try:
-            kept = _parse(os.pread(fd, 1 << 20, 0))
+            kept = _parse(os.pread(fd, _MAX_BYTES, 0))
             # The stamp of the beginning: if the file was changed meanwhile, it is a new job.
             _write(fd, {"path": job, "stamp": kept.get("stamp"), **note})
         except OSError as error:
@@ -124,8 +131,8 @@ class DirectoryJobs:
             if stamp is None or time.time() - stamp[1] / 1e9 < self._quiet_s:
                 continue
             try:
-                with open(self._name(job), "rb") as file:
-                    note = _parse(file.read(1 << 20))
+                with open(self._open(self._name(job), os.O_RDONLY), "rb") as file:
+                    note = _parse(file.read(_MAX_BYTES))
             except OSError:
                 return job  # no state yet; if it cannot be written, claim() says why
             if not _is_over(note, stamp):
@@ -143,15 +150,51 @@ class DirectoryJobs:
                     yield os.path.join(place, name)
 
     def _name(self, job: str) -> str:
-        digest = hashlib.blake2b(os.fsencode(job), digest_size=16).hexdigest()
-        return os.path.join(self._state, f"{digest}.json")
+        return f"{_digest(job)}.json"
+
+    def _open(self, name: str, flags: int) -> int:
+        """Open a state; never wait for what is no plain file, never follow a link."""
+        flags |= os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        fd = os.open(name, flags, 0o640, dir_fd=self._place)
+        if stat.S_ISREG(os.fstat(fd).st_mode):
+            return fd
+        os.close(fd)
+        raise OSError(errno.EINVAL, "it is not a plain file", name)
+
+
+def _find_state(folder: str) -> str:
+    """Where the state of this folder's jobs is kept: ours, and out of others' reach."""
+    before = os.path.join(folder, STATE)
+    try:
+        os.close(_open_own(before))
+    except OSError:
+        given = os.environ.get("STATE_DIRECTORY", "").partition(":")[0]
+        home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+        return os.path.join(given or f"{home}/nomarr/work", "folders", _digest(folder))
+    return before
+
+
+def _open_own(folder: str) -> int:
+    """A descriptor of the folder; OSError unless it is ours and nobody else may write it."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    status = os.fstat(fd)
+    if status.st_uid == os.geteuid() and not status.st_mode & 0o022:
+        return fd
+    os.close(fd)
+    raise OSError(errno.EPERM, "it is another user's, or others may write it", folder)
+
+
+def _digest(path: str) -> str:
+    return hashlib.blake2b(os.fsencode(path), digest_size=16).hexdigest()
 
 
 def _stamp(job: str) -> list[int] | None:
-    """Size and modification time; None if the file is gone."""
+    """Size and modification time; None if the file is gone, or is none that can be read."""
     try:
         status = os.stat(job)
     except OSError:
+        return None
+    if not stat.S_ISREG(status.st_mode):
         return None
     return [status.st_size, status.st_mtime_ns]
 

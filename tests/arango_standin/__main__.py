@@ -21,13 +21,15 @@ def main() -> int:
         "--account",
         action="append",
         default=[],
-        help="USER:PASSWORD for an administrator, USER:PASSWORD:DATABASE,… for anyone else",
+        help="USER:PASSWORD for an administrator, USER:PASSWORD:DATABASE,… for anyone else;"
+        " :COLLECTION,… behind it are closed to the user",
     )
     options = parser.parse_args()
     accounts = Accounts()
     for account in options.account:
-        user, password, *databases = account.split(":")
-        accounts.add(user, password, set(databases[0].split(",")) if databases else None)
+        user, password, *rest = account.split(":")
+        databases = set(rest[0].split(",")) if rest else None
+        accounts.add(user, password, databases, frozenset(",".join(rest[1:]).split(",")))
     with Server(options.port, accounts) as server:
         if options.certificate:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -9,17 +9,34 @@ from __future__ import annotations
 import threading
 from typing import Any, Literal, NamedTuple
 
-Kind = Literal["answer", "hang", "drop", "apply-then-drop"]
+Kind = Literal[
+    "answer",
+    "hang",
+    "drop",
+    "apply-then-drop",
+    "body",
+    "mutate",
+    "trickle-head",
+    "trickle-body",
+    "endless",
+]
 
 
 class Fault(NamedTuple):
-    """Befalls the next ``times`` requests that contain ``match`` in ``METHOD /path``."""
+    """Befalls the next ``times`` requests that contain ``match`` in ``METHOD /path``.
+
+    ``body`` is answered as it stands, one character a byte; ``seed`` is for ``mutate``; a trickle
+    is a byte now and then, and neither it nor an endless body ends before the fault is gone.
+    """
 
     kind: Kind
     match: str = ""
     times: int = 1_000_000
     status: int = 503
     number: int = 503
+    message: str = "a fault was set"
+    body: str = ""
+    seed: int = 0
 
 
 class Faults:
@@ -53,6 +70,6 @@ class Faults:
             self._fault = fault._replace(times=fault.times - 1)
             return fault
 
-    def hang(self) -> None:
-        """Wait until the fault is taken away."""
-        self._released.wait()
+    def hang(self, timeout_s: float | None = None) -> bool:
+        """Wait until the fault is taken away; False if it is not, so far."""
+        return self._released.wait(timeout_s)

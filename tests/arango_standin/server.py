@@ -11,23 +11,36 @@ import json
 import threading
 from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from random import Random
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from tests.arango_standin.data import Database, Databases, Refusal
-from tests.arango_standin.faults import Faults
+from tests.arango_standin.faults import Fault, Faults
+from tests.arango_standin.mutations import mutate
 
 _MAX_NESTING = 199  # DOCS aql/fundamentals/limitations/: "slightly below 200"
 
 
 class Accounts:
-    """Passwords by user, and the databases each may use; None stands for all and `_system`."""
+    """Passwords by user, and the databases each may use; None stands for all and `_system`.
+
+    ``closed`` are collections that a user has no right to.
+    """
 
     def __init__(self) -> None:
         self._by_user: dict[str, tuple[str, set[str] | None]] = {}
+        self._closed: dict[str, frozenset[str]] = {}
 
-    def add(self, user: str, password: str, databases: set[str] | None = None) -> None:
+    def add(
+        self,
+        user: str,
+        password: str,
+        databases: set[str] | None = None,
+        closed: frozenset[str] = frozenset(),
+    ) -> None:
         self._by_user[user] = password, databases
+        self._closed[user] = closed
 
     def authenticate(self, header: str) -> str:
         """The user, or 401: DOCS develop/http-api/authentication/."""
@@ -40,10 +53,12 @@ class Accounts:
             raise Refusal(401, 11, "not authorized to execute this request")
         return user
 
-    def authorize(self, user: str, database: str) -> None:
+    def authorize(self, user: str, database: str, parts: tuple[str, ...]) -> None:
         databases = self._by_user[user][1]
         if databases is not None and database not in databases:
             raise Refusal(401, 11, "not authorized to execute this request")
+        if parts[0] == "document" and parts[1] in self._closed[user]:
+            raise Refusal(403, 11, "forbidden")
 
 
 class Asked(NamedTuple):
@@ -221,14 +236,21 @@ class _Handler(BaseHTTPRequestHandler):
                 self.server.faults.hang()
             self.close_connection = True
             return
+        if fault is not None and fault.kind in ("body", "trickle-head", "trickle-body", "endless"):
+            self._misbehave(fault)
+            return
         try:
             if fault is not None and fault.kind == "answer":
-                raise Refusal(fault.status, fault.number, "a fault was set")
+                raise Refusal(fault.status, fault.number, fault.message)
             status, answer = self._carry_out(path.path, path.query, body)
         except Refusal as refusal:
             status, answer = refusal.status, refusal.body()
         if fault is not None and fault.kind == "apply-then-drop":
             self.close_connection = True
+            return
+        if fault is not None and fault.kind == "mutate":
+            # By what was asked, not by when: eight threads may be asking.
+            self._send(status, mutate(answer, Random(f"{fault.seed} {fault.times} {request}")))
             return
         self._answer(status, answer)
 
@@ -252,8 +274,37 @@ class _Handler(BaseHTTPRequestHandler):
         )
         with self.server.lock:
             database = self.server.databases.get(name)
-            self.server.accounts.authorize(user, name)
+            self.server.accounts.authorize(user, name, asked.parts)
             return self.server.carry_out(database, asked)
+
+    def _misbehave(self, fault: Fault) -> None:
+        if fault.kind == "body":
+            self._send(fault.status, fault.body.encode("latin-1"))
+            return
+        self.close_connection = True
+        piece = b"[],"
+        if fault.kind != "trickle-head":
+            self.send_response(fault.status)
+            self.send_header("Content-Type", "application/json")
+            if fault.kind == "trickle-body":
+                self.send_header("Content-Length", "1000000")
+            self.end_headers()
+        else:
+            self.wfile.write(b"HTTP/1.1 200 OK\r\nX-Slow: ")
+        if fault.kind == "endless":
+            self.wfile.write(b"[")
+            while True:  # until whoever asked has gone away
+                self.wfile.write(piece * 20_000)
+        while not self.server.faults.hang(0.05):
+            self.wfile.write(b"x")
+            self.wfile.flush()
+
+    def _send(self, status: int, content: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json; charset=utf-8")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
 
     def _control(self, body: bytes) -> None:
         if self.path == "/_standin/fault":

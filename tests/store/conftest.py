@@ -17,7 +17,7 @@ import pytest
 
 from nomarr_systemd.config.store_url import ArangoUrl
 from nomarr_systemd.store.arango.store import ArangoStore
-from nomarr_systemd.store.protocol import Store
+from nomarr_systemd.store.protocol import POLICY_LEDGER, Store
 from tests.arango_standin.running import PASSWORD, Server, open_server, run_standin
 from tests.support.places import DATABASE, SECRET, ArangoOpener, Place
 
@@ -65,7 +65,10 @@ def store(open_store: Callable[..., Store]) -> Store:
 @pytest.fixture(scope="session")
 def running_pair() -> Iterator[tuple[Server, Server]]:
     """Two stand-ins, even where there is a real server: they are told to misbehave."""
-    options = ("--account", f"app:{SECRET}:{DATABASE}", "--account", "guest:guest:elsewhere")
+    options = (
+        *("--account", f"app:{SECRET}:{DATABASE}", "--account", "guest:guest:elsewhere"),
+        *("--account", f"worker:{SECRET}:{DATABASE}:{POLICY_LEDGER}"),
+    )
     with run_standin(*options) as first, run_standin(*options) as second:
         yield first, second
 

@@ -270,7 +270,7 @@ class TestAnswers:
             store.find("job_crashes")
         first.fault()
         assert len(store.find("job_crashes")) == 2500
-        assert len(first.seen()) == 3
+        assert len(first.seen()) == 313  # 8 at once: each answer has a limited size
 
     def test_a_write_stands_even_if_it_cannot_be_published(
         self, first: Server, open_arango: ArangoOpener, tmp_path: Path

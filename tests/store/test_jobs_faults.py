@@ -31,7 +31,8 @@ def settings(first: Server, tmp_path: Path) -> StoreSettings:
     secret = tmp_path / "secret"
     secret.write_text(PASSWORD)
     secret.chmod(0o600)
-    return StoreSettings(f"arangodb://root@127.0.0.1:{first.port}/{DATABASE}", str(secret))
+    url = f"arangodb://ledger@127.0.0.1:{first.port}/{DATABASE}"
+    return StoreSettings(url, work_user="root", work_password_file=str(secret))
 
 
 @pytest.fixture

@@ -43,17 +43,19 @@ def test_a_password_is_the_files_content(tmp_path: Path, content: bytes, passwor
 
 
 @pytest.mark.parametrize("domain", ["policy", "work"])
-def test_the_domains_own_credential_wins_over_the_common_one(
-    credentials: Path, domain: Domain
-) -> None:
-    keep(credentials / "nomarr-arango", b"common")
-    assert read_password(domain, password_file=None) == "common"
+def test_each_domain_has_a_credential_of_its_own(credentials: Path, domain: Domain) -> None:
+    """One for both would give the ledger's password to workers."""
+    other = "work" if domain == "policy" else "policy"
+    for name in ("nomarr-arango", f"nomarr-arango-{other}"):
+        keep(credentials / name, b"not for it")
+    with pytest.raises(StoreRefused, match=domain):
+        read_password(domain, password_file=None)
     keep(credentials / f"nomarr-arango-{domain}", b"own")
     assert read_password(domain, password_file=None) == "own"
 
 
 def test_an_explicit_file_wins_over_credentials(credentials: Path, tmp_path: Path) -> None:
-    keep(credentials / "nomarr-arango", b"common")
+    keep(credentials / "nomarr-arango-policy", b"credential")
     file = keep(tmp_path / "password", b"explicit")
     assert read_password("policy", password_file=str(file)) == "explicit"
 
@@ -62,7 +64,7 @@ def test_without_a_password_the_hint_says_how_to_give_one(credentials: Path) -> 
     with pytest.raises(StoreRefused) as caught:
         read_password("work", password_file=None)
     assert "work" in str(caught.value)
-    assert "LoadCredential=nomarr-arango" in caught.value.hint
+    assert "LoadCredential=nomarr-arango-work" in caught.value.hint
 
 
 def test_without_credentials_at_all(monkeypatch: pytest.MonkeyPatch) -> None:

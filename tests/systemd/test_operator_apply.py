@@ -212,3 +212,36 @@ def test_a_controller_that_runs_decides_by_the_new_policy(site: Installation) ->
     site.good("apply")
     site.crash()
     assert site.records()[-1].window_limit == 7
+
+
+def test_a_store_that_others_could_replace_is_refused(site: Installation) -> None:
+    """Before anything is changed, and by doctor in the same words: security finding 2."""
+    site.configure(1)
+    site.good("apply")
+    place = Path(site.lab.directory, "store")
+    place.mkdir()
+    place.chmod(0o777)
+    os.chown(place, site.lab.uid, -1)
+    site.configure(1, more=f'[store]\nurl = "sqlite://{place}"\n')
+    before = (site.state / "config.json").read_text()
+    done = site.ctl("apply")
+    assert done.returncode == 1
+    assert f"could be replaced by others: others than its owner may write {place}" in done.stderr
+    assert f"chmod go-w {place}" in done.stderr
+    assert (site.state / "config.json").read_text() == before
+    assert list(place.iterdir()) == []
+    site.state.chmod(0o777)
+    said = site.ctl("doctor").stdout
+    assert f"could be replaced by others: others than its owner may write {site.state}" in said
+    site.state.chmod(0o755)
+
+
+def test_names_do_not_come_from_pipes(site: Installation) -> None:
+    """Whoever may write there could name more than fit into a command: security finding 15."""
+    site.configure(1)
+    site.good("apply")
+    health = Path(site.lab.runtime, "nomarr-supervisor/health")
+    for number in range(1, 2000):
+        os.mkfifo(health / f"other-{number}")
+    assert site.json("apply", "--dry-run")["workers"]["remove"] == []
+    site.good("apply")

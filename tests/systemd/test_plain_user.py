@@ -27,7 +27,29 @@ import functools, os, sys
 sys.path.insert(0, sys.argv.pop(1))
 import nomarr_systemd.demo.story as story
 from nomarr_systemd.cli.demo import demo
-story.Lab = functools.partial(story.Lab, uid={NOBODY})
+
+
+class PlainLab(story.Lab):
+    # What is made in here is as private as usual.
+
+    def _prepare(self):
+        self._private(super()._prepare)
+
+    def _start(self):
+        self._private(super()._start)
+
+    def run(self, *arguments, **options):
+        return self._private(super().run, *arguments, **options)
+
+    def _private(self, method, *arguments, **options):
+        os.umask(0o022)
+        try:
+            return method(*arguments, **options)
+        finally:
+            os.umask(0)
+
+
+story.Lab = functools.partial(PlainLab, uid={NOBODY})
 os.umask(0)  # the story is told by root: what it writes is for the plain user to change
 demo()
 """

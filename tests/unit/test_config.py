@@ -103,6 +103,11 @@ def pool_with(lines: str) -> str:
     return f'[pool.tag]\nentrypoint = "a:B"\nworkers = 2\n{textwrap.dedent(lines)}'
 
 
+def arango_with(lines: str) -> str:
+    """A file with a good server as its store and these lines after it."""
+    return f"[store]\nurl = 'arangodb://a@h/d'\n{lines}\nwork_user = 'w'\n"
+
+
 def test_a_full_file() -> None:
     policy = Rules(6, 600.0, 0, 2.0, 3.0, 30.5, 0.0, 900.0, "cooldown", (78, 2))
     tag = policy._replace(max_restarts=7)
@@ -385,23 +390,50 @@ def test_every_field_is_a_setting_and_has_a_default_within_bounds() -> None:
             "only for an arangodb",
         ),
         (
-            "[store]\nurl = 'arangodb://a@h/d'\npassword_file = 'p'",
-            3,
+            arango_with("work_password_file = '/w'\npassword_file = 'p'"),
+            4,
             "store.password_file",
             "not an absolute path",
         ),
         (
-            '[store]\nurl = "arangodb://a@h/d"\npassword_file = "/p\\nq"',
-            3,
+            arango_with('work_password_file = "/w"\npassword_file = "/p\\nq"'),
+            4,
             "store.password_file",
             "not an absolute path",
         ),
-        ("[store]\nurl = 'arangodb://a@h/d'\nca_file = '/c'", 3, "store.ca_file", "arangodb+tls"),
+        (arango_with("ca_file = '/c'"), 3, "store.ca_file", "arangodb+tls"),
         (
             "[store]\nurl = 'arangodb://a@h/d'\nwork_password_file = '/c'",
             3,
             "store.work_password_file",
             "there is no work_user",
+        ),
+        # workers never hold the ledger's password: security finding 12
+        ("[store]\nurl = 'arangodb://a@h/d'", 2, "store.url", "workers must not hold"),
+        (
+            "[store]\nurl = 'arangodb+tls://a@h/d'\npassword_file = '/p'",
+            2,
+            "store.url",
+            "set work_user and work_password_file",
+        ),
+        (
+            "[store]\nurl = 'arangodb://a@h/d'\nwork_user = 'a'",
+            3,
+            "store.work_user",
+            "the ledger's user",
+        ),
+        (arango_with("password_file = '/p'"), 3, "store.password_file", "work_password_file"),
+        (
+            arango_with("work_password_file = '/p'"),
+            3,
+            "store.work_password_file",
+            "there is no password_file",
+        ),
+        (
+            arango_with("password_file = '/p'\nwork_password_file = '/p'"),
+            4,
+            "store.work_password_file",
+            "make another file",
         ),
         # pools
         ("[pool.tag]\nworkers = 0", 1, "pool.tag", "set entrypoint or command"),
@@ -485,7 +517,8 @@ def test_one_mistake(text: str, line: int, key: str, words: str) -> None:
         pool_with("[pool.tag.unit]\nExecStartPre = ['/bin/a', '/bin/b']\nCPUWeight = 10"),
         pool_with("[worker.tag-1]"),
         pool_with("[pool.big]\nentrypoint = 'a:B'\nworkers = 4094"),
-        "[store]\nurl = 'arangodb://a@h/d'",
+        arango_with(""),
+        arango_with("password_file = '/p'\nwork_password_file = '/w'"),
         "[web]\n[health]\n[store]\n[policy]\n[pool]\n[worker]",
     ],
 )

@@ -62,6 +62,7 @@ TOUCHES_THE_MACHINE = {
     "operate.doctor": "looks at files, owners and modes",
     "operate.job_store": "root becomes the owner of the store",
     "operate.leftovers": "what workers left in systemd's directories",
+    "operate.store_check": "looks at files of the store as their users would",
     "operate.waiting": "the pauses between two questions to systemd",
     "postmortem.report": "moments in the reader's time zone",
     "postmortem.run_log": "the owner of journal entries",

@@ -1,26 +1,27 @@
 """Requests to ArangoDB: hosts that fail, time-outs, certificates, and its errors as our own.
 
 With ``arango.store`` the only module that imports python-arango. What is asked for, and what to
-do about an answer, is not known here.
+do about an answer, is not known here. An answer is an object of limited size that came in time, or
+the server is away; nothing that it says is printed as it stands.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import json
+import re
 import ssl
 import time
 from collections.abc import Callable, Iterator, MutableMapping
-from typing import TYPE_CHECKING, Any, Final, TypeVar
-from urllib.parse import quote, urlencode
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
+from urllib.parse import quote, urlencode, urlsplit
 
 from arango.client import ArangoClient
 from arango.exceptions import ArangoError
 from arango.http import HTTPClient
 from arango.resolver import HostResolver
 from arango.response import Response
-from requests import Request, Session
-from requests.exceptions import ConnectTimeout, RequestException
-from urllib3.exceptions import NewConnectionError
 
 from nomarr_systemd.core.errors import (
     BadDocument,
@@ -30,6 +31,8 @@ from nomarr_systemd.core.errors import (
     StoreRefused,
     StoreUnavailable,
 )
+from nomarr_systemd.core.text import clean
+from nomarr_systemd.store.arango.exchange import Connection, NotSent, NotTrusted, Unanswered
 
 if TYPE_CHECKING:
     from nomarr_systemd.config.store_url import ArangoUrl
@@ -50,39 +53,40 @@ QUERY: Final = range(1501, 1600)
 PAUSES_S: Final = (0.005, 0.02, 0.05, 0.1, 0.2)
 
 
-class _NotSent(Exception):
-    """No connection came about, so the request may go to another host."""
-
-
-class _NotTrusted(_NotSent):
-    """The host's certificate did not pass, so it was told nothing."""
-
-
-class _Unanswered(Exception):
-    """The request went out and no answer came: it may have been carried out."""
+_MAX_WORDS: Final = 300  # of what the server says about an error
+_SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
+# What python-arango raises of an answer that is not what it expects, and our own checks.
+_STRANGE: Final = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
 
 class Link:
     """One database on one or more hosts, as one user.
 
-    A request waits ``timeout_s`` for its connection and for each piece of the answer, and a call
-    asks each host once: it takes at most ``timeout_s`` times the number of hosts.
+    A request has its whole answer within ``timeout_s``, of at most ``most`` bytes, and a call asks
+    each host once: it takes at most ``timeout_s`` times the number of hosts.
     """
 
     def __init__(
-        self, url: ArangoUrl, *, password: str, ca_file: str | None, timeout_s: float
+        self, url: ArangoUrl, *, password: str, ca_file: str | None, timeout_s: float, most: int
     ) -> None:
         self.where = ", ".join(f"{host}:{port}" for host, port in url.hosts)
         self._url = url
         self._password = password
         resolver = _NextHost(len(url.hosts))
-        self._sender = _Sender(resolver, _authorities(ca_file) if url.tls else True, timeout_s)
+        context = _trust(ca_file) if url.tls else None
+        self._sender = _Sender(resolver, context, timeout_s, most)
         self._client = ArangoClient(
             hosts=[_address(host, port, tls=url.tls) for host, port in url.hosts],
             host_resolver=resolver,
             resolver_max_tries=len(url.hosts),
             http_client=self._sender,
+            deserializer=_as_it_is,
         )
+
+    @property
+    def received(self) -> int:
+        """The bytes of all answers so far."""
+        return self._sender.received
 
     def database(self, name: str) -> Any:
         return self._client.db(name, username=self._url.user, password=self._password)
@@ -99,22 +103,27 @@ class Link:
         for left in reversed(range(len(self._url.hosts))):
             try:
                 return call()
-            except _NotSent as error:
+            except NotSent as error:
                 if not left:
                     raise self._unreachable(error) from error
-            except _Unanswered as error:
+            except Unanswered as error:
                 if not (left and repeatable):
                     raise self._unreachable(error) from error
             except ArangoError as error:
                 raise self._translate(what, error) from error
+            except _STRANGE as error:
+                raise self.strange(what) from error
         raise AssertionError("a URL names one host at least")
 
     def settle(self, what: str, call: Callable[[], T]) -> T:
         """Retry where two writers met on one document: the server refuses one of them."""
+        ends = time.monotonic() + self._sender.request_timeout
         for pause_s in PAUSES_S:
             try:
                 return self.ask(what, call)
             except StaleRevision:
+                if time.monotonic() > ends:
+                    break
                 time.sleep(pause_s)
         try:
             return self.ask(what, call)
@@ -131,13 +140,20 @@ class Link:
         finally:
             self._sender.request_timeout = usual_s
 
+    def strange(self, what: str) -> StoreUnavailable:
+        """What is raised about an answer of another shape than expected: the store is away."""
+        return StoreUnavailable(
+            f"{what} in ArangoDB at {self.where}: its answer is not what was asked for",
+            hint="is it ArangoDB that answers there, and is it sound?",
+        )
+
     def grant(self) -> str:
         """What to type into arangosh when a right is missing."""
         user, database = self._url.user, self._url.database
         return f'require("@arangodb/users").grantDatabase("{user}", "{database}", "rw")'
 
     def _unreachable(self, error: Exception) -> StoreError:
-        if isinstance(error, _NotTrusted):
+        if isinstance(error, NotTrusted):
             return StoreRefused(
                 f"ArangoDB at {self.where}: {error}",
                 hint="set ca_file to the authority that signed the server's certificate",
@@ -146,7 +162,7 @@ class Link:
 
     def _translate(self, what: str, error: Any) -> StoreError:
         number, status = error.error_code or 0, error.http_code or 0
-        message = error.error_message or error
+        message = clean(str(error.error_message or error), _MAX_WORDS)
         said = f"{what} in ArangoDB at {self.where}: {message} ({status}/{number})"
         if number == KEY_TAKEN:
             return KeyExists(said)
@@ -186,24 +202,26 @@ class _NextHost(HostResolver):
 class _Sender(HTTPClient):
     """Sends a request once, to one host, and says of a failure whether it can have arrived.
 
-    python-arango's own client tries GETs four times and takes every broken connection for a
-    request that never arrived, so that it would send writes twice.
+    python-arango's own client tries GETs four times, takes every broken connection for a request
+    that never arrived, waits for each piece of an answer anew, and reads answers of any size.
     """
 
-    def __init__(self, resolver: _NextHost, verify: bool | str, timeout_s: float) -> None:
+    def __init__(
+        self, resolver: _NextHost, context: ssl.SSLContext | None, timeout_s: float, most: int
+    ) -> None:
         self.request_timeout = timeout_s
+        self.received = 0
         self._resolver = resolver
-        self._verify = verify
+        self._context = context
+        self._most = most
 
-    def create_session(self, host: str) -> Session:  # noqa: ARG002  python-arango's signature
-        session = Session()
-        session.trust_env = False  # no proxies, .netrc or other authorities from the environment
-        session.verify = self._verify
-        return session
+    def create_session(self, host: str) -> Any:
+        parts = urlsplit(host)
+        return Connection(parts.hostname or "", parts.port or 0, self._context)
 
     def send_request(
         self,
-        session: Session,
+        session: Any,
         method: str,
         url: str,
         headers: MutableMapping[str, str] | None = None,
@@ -211,59 +229,87 @@ class _Sender(HTTPClient):
         data: Any = None,
         auth: tuple[str, str] | None = None,
     ) -> Response:
-        user, password = auth or ("", "")
-        # As bytes: a text would be sent as Latin-1, and ArangoDB's names are UTF-8.
-        credentials: Any = (user.encode(), password.encode())
-        request = session.prepare_request(
-            Request(method.upper(), url, headers=headers, data=data, auth=credentials)
-        )
-        request.url = _exact_url(url, params or {})
+        # As UTF-8, which ArangoDB's names and passwords are.
+        credentials = base64.b64encode(":".join(auth or ("", "")).encode()).decode()
         try:
-            answer = session.send(request, timeout=self.request_timeout, allow_redirects=False)
-        except RequestException as error:
-            self._resolver.move_on()
-            raise _explain(error) from error
-        if answer.status_code == 503:  # python-arango would send some of these again by itself
-            self._resolver.move_on()
-            raise _Unanswered(f"503 {answer.content[:200].decode(errors='replace')}")
-        if answer.ok and "json" not in answer.headers.get("content-type", ""):
-            raise StoreRefused(
-                f"what answers at {url.partition('/_db/')[0]} is not ArangoDB",
-                hint="check host and port in [store] url",
+            answer = session.exchange(
+                method.upper(),
+                _exact_target(url, params or {}),
+                {**(headers or {}), "Authorization": f"Basic {credentials}"},
+                data.encode() if isinstance(data, str) else data,
+                timeout_s=self.request_timeout,
+                most=self._most,
             )
+            self.received += len(answer.content)
+            is_fine = 200 <= answer.status < 300
+            if is_fine and "json" not in answer.headers.get("content-type", ""):
+                raise StoreRefused(
+                    f"what answers at {url.partition('/_db/')[0]} is not ArangoDB",
+                    hint="check host and port in [store] url",
+                )
+            body = _parse(answer.content) if is_fine else _parse_error(answer.content)
+            if answer.status == 503:  # python-arango would send some of these again by itself
+                raise Unanswered(f"503 {body.get('errorMessage', '')}")
+        except (NotSent, Unanswered):
+            self._resolver.move_on()
+            raise
         return Response(
             method=method,
             url=url,
-            headers=answer.headers,
-            status_code=answer.status_code,
-            status_text=answer.reason,
-            raw_body=answer.content.decode(),
+            headers=dict(answer.headers),
+            status_code=answer.status,
+            status_text=clean(answer.reason, _MAX_WORDS),
+            raw_body=body,  # type: ignore[arg-type]  # parsed already, see _as_it_is
         )
 
 
-def _exact_url(url: str, params: MutableMapping[str, str]) -> str:
-    """The URL with each part of its path quoted.
+def _as_it_is(body: Any) -> Any:
+    return body
+
+
+def _parse(content: bytes) -> dict[str, Any]:
+    """The object that an answer is, or Unanswered: strict JSON that can be written again."""
+    try:
+        text = content.decode()
+        value = json.loads(text or "{}", parse_constant=_refuse_constant)
+        if _SURROGATE.search(text):  # half of a pair is no text
+            json.dumps(value, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise Unanswered("its answer is not JSON") from error
+    if not isinstance(value, dict):
+        raise Unanswered("its answer is not an object")
+    return value
+
+
+def _parse_error(content: bytes) -> dict[str, Any]:
+    """What an answer says about an error, as a number and one line that can be printed."""
+    try:
+        said = _parse(content)
+    except Unanswered:
+        said = {"errorMessage": content[: 4 * _MAX_WORDS].decode(errors="replace")}
+    number, message = said.get("errorNum"), said.get("errorMessage")
+    return {
+        "errorNum": number if type(number) is int else 0,
+        "errorMessage": clean(message, _MAX_WORDS) if isinstance(message, str) else "",
+    }
+
+
+def _refuse_constant(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no JSON")
+
+
+def _exact_target(url: str, params: MutableMapping[str, str]) -> str:
+    """Path and query of the URL, with each part of its path quoted.
 
     python-arango puts keys into paths as they stand, where ``%41`` would become ``A`` and ``..``
     another path; both are good keys.
     """
-    scheme, _, rest = url.partition("://")
-    host, *parts = rest.split("/")
+    _, *parts = url.partition("://")[2].split("/")
     quoted = [
         part.replace(".", "%2E") if part in (".", "..") else quote(part, safe="") for part in parts
     ]
     query = f"?{urlencode(params)}" if params else ""
-    return f"{scheme}://{'/'.join([host, *quoted])}{query}"
-
-
-def _explain(error: RequestException) -> Exception:
-    reason = getattr(error.args[0], "reason", None) if error.args else None
-    cause = reason.args[0] if reason is not None and reason.args else None
-    if isinstance(cause, ssl.SSLCertVerificationError):
-        return _NotTrusted(f"the certificate was not accepted: {cause.verify_message}")
-    if isinstance(error, ConnectTimeout) or isinstance(reason, NewConnectionError):
-        return _NotSent(str(reason or error).rpartition(": ")[2])
-    return _Unanswered(str(error.args[0] if error.args else error))
+    return f"/{'/'.join(quoted)}{query}"
 
 
 def _address(host: str, port: int, *, tls: bool) -> str:
@@ -271,16 +317,12 @@ def _address(host: str, port: int, *, tls: bool) -> str:
     return f"{'https' if tls else 'http'}://{name}:{port}"
 
 
-def _authorities(ca_file: str | None) -> bool | str:
-    """What ``requests`` verifies by: the file, or the system's own rather than a bundled list."""
-    if ca_file is None:
-        paths = ssl.get_default_verify_paths()
-        return paths.cafile or paths.capath or True
+def _trust(ca_file: str | None) -> ssl.SSLContext:
+    """What certificates are verified by: the file's authorities, or the system's."""
     try:
-        ssl.create_default_context(cafile=ca_file)
+        return ssl.create_default_context(cafile=ca_file)
     except OSError as error:  # ssl.SSLError among them
         raise StoreRefused(
             f"cannot use {ca_file} to check certificates: {error.strerror or error}",
             hint="ca_file names a PEM file with the authority's certificate",
         ) from error
-    return ca_file

@@ -7,19 +7,25 @@ the password comes from in ``secret``. What a document means is not known here.
 from __future__ import annotations
 
 import contextlib
-import json
-import re
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Final
 
 from nomarr_systemd.core.errors import (
-    BadDocument,
     StaleRevision,
     StoreError,
     StoreRefused,
     StoreUnavailable,
+)
+from nomarr_systemd.store.arango.documents import (
+    REV,
+    check_document,
+    check_values,
+    read_details,
+    read_number,
+    read_rev,
+    to_body,
 )
 from nomarr_systemd.store.arango.http import DUPLICATE_NAME, NO_DATABASE, PAUSES_S, Link, number_of
 from nomarr_systemd.store.protocol import (
@@ -41,10 +47,13 @@ if TYPE_CHECKING:
     from nomarr_systemd.store.protocol import Publisher
 
 _CREATE_TIMEOUT_S: Final = 10.0  # a cluster takes seconds to agree on a new collection
-_BATCH: Final = 1000
-_MAX_DEPTH: Final = 190  # the server's limit is "slightly below 200"
+# An answer has at most so many bytes, and so many documents are asked for at once that it has room
+# for them: an account has 460 kB at most, a job 1.2 MB.
+_MOST: Final[dict[Domain, int]] = {"policy": 4 << 20, "work": 64 << 20}
+_BATCH: Final[dict[Domain, int]] = {"policy": 8, "work": 50}
+_MOST_FOUND: Final = 128 << 20  # bytes of all answers to one find(): 4096 usual accounts are less
+_FIND_TIMES: Final = 5  # so many time-outs all of find() may take
 _NOT_SYNCED: Final = frozenset({"health_history", "stats"})
-_REV: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 class ArangoStore:
@@ -68,40 +77,49 @@ class ArangoStore:
         self._url = url
         self._password = password
         self._collections = DOMAINS[domain]
+        self._batch = _BATCH[domain]
+        self._find_s = _FIND_TIMES * timeout_s
+        self._is_away = False  # the last document to be published could not be read
         self._publisher = publisher
         self._ready = False
-        self._link = Link(url, password=password, ca_file=ca_file, timeout_s=timeout_s)
+        self._link = Link(
+            url, password=password, ca_file=ca_file, timeout_s=timeout_s, most=_MOST[domain]
+        )
         self._db = self._link.database(url.database)
 
     def get(self, collection: str, key: str) -> Doc | None:
         check_key(key)
         documents = self._open(collection)
-        doc = self._link.ask(f"{collection}/{key}", lambda: documents.get(key), repeatable=True)
-        return _without_id(doc) if doc else None
+
+        def read() -> Doc | None:
+            doc = documents.get(key)
+            return None if doc is None else check_document(doc, key)
+
+        return self._link.ask(f"{collection}/{key}", read, repeatable=True)
 
     def insert(self, collection: str, doc: Doc) -> str:
         key = check_key(doc.get("_key"))
-        new = {**_sendable(doc), "_key": key}
+        new = {**to_body(doc), "_key": key}
         documents = self._open(collection)
-        done = self._link.settle(
-            f"{collection}/{key}", lambda: documents.insert(new, sync=_synced(collection))
+        rev = self._link.settle(
+            f"{collection}/{key}", lambda: read_rev(documents.insert(new, sync=_synced(collection)))
         )
         self._written(collection, key)
-        return str(done["_rev"])
+        return rev
 
     def replace(self, collection: str, doc: Doc) -> str:
         key, rev = check_key(doc.get("_key")), doc.get("_rev")
-        new = {**_sendable(doc), "_key": key, "_rev": rev}
+        new = {**to_body(doc), "_key": key, "_rev": rev}
         documents = self._open(collection)
         # Without a revision in the body the server would replace whatever is there.
-        if not isinstance(rev, str) or not _REV.fullmatch(rev):
+        if not isinstance(rev, str) or not REV.fullmatch(rev):
             raise StaleRevision(f"{collection}/{key}: {rev!r:.80} is no revision")
-        done = self._link.ask(
+        rev = self._link.ask(
             f"{collection}/{key}",
-            lambda: documents.replace(new, check_rev=True, sync=_synced(collection)),
+            lambda: read_rev(documents.replace(new, check_rev=True, sync=_synced(collection))),
         )
         self._written(collection, key)
-        return str(done["_rev"])
+        return rev
 
     def delete(self, collection: str, key: str, rev: str | None = None) -> bool:
         check_key(key)
@@ -110,7 +128,7 @@ class ArangoStore:
         options = {"ignore_missing": True, "silent": True, "sync": _synced(collection)}
         if rev is None:
             gone = self._link.settle(what, lambda: documents.delete(key, **options))
-        elif _REV.fullmatch(rev):
+        elif REV.fullmatch(rev):
             gone = self._link.ask(what, lambda: documents.delete(key, rev=rev, **options))
         else:
             raise StaleRevision(f"{what}: {rev!r:.80} is no revision")
@@ -131,7 +149,7 @@ class ArangoStore:
         bound: dict[str, Any] = {"@documents": collection, "order": check_field(order)}
         query = "FOR d IN @@documents"
         for number, (field, value) in enumerate(check_where(where).items()):
-            _check_values([value], field)
+            check_values([value], field)
             query += f" FILTER d.@field{number} == @value{number}"
             bound |= {f"field{number}": field, f"value{number}": value}
         if after is not None:
@@ -145,16 +163,26 @@ class ArangoStore:
         query += " RETURN d"
         self._open(collection)
         execute = self._db.aql.execute
-        cursor = self._link.ask(
-            collection,
-            lambda: execute(query, bind_vars=bound, batch_size=_BATCH),
-            repeatable=True,
-        )
-        docs = list(cursor.batch())
-        while cursor.has_more():  # read to its end, a cursor is closed by the server itself
+        batch = self._batch if limit is None else max(1, min(limit, self._batch))
+
+        def begin() -> tuple[Any, list[Doc]]:
+            cursor = execute(query, bind_vars=bound, batch_size=batch)
+            return cursor, [check_document(doc) for doc in cursor.batch()]
+
+        ends, received = time.monotonic() + self._find_s, self._link.received
+        cursor, docs = self._link.ask(collection, begin, repeatable=True)
+        while self._link.ask(collection, cursor.has_more):  # the server closes it at its end
             # Not repeatable: asked for twice, a batch would be skipped.
-            docs += self._link.ask(collection, cursor.fetch)["batch"]
-        return [_without_id(doc) for doc in docs]
+            page = self._link.ask(
+                collection, lambda: [check_document(doc) for doc in cursor.fetch()["batch"]]
+            )
+            docs += page
+            is_late = time.monotonic() > ends or self._link.received - received > _MOST_FOUND
+            if not page or is_late:
+                raise self._link.strange(f"too much, or no end of {collection},")
+        if limit is not None and len(docs) > max(0, limit):
+            raise self._link.strange(collection)
+        return docs
 
     def count(self, collection: str, where: Equal) -> int:
         bound: dict[str, Any] = {"@documents": collection}
@@ -165,43 +193,49 @@ class ArangoStore:
         query += " COLLECT WITH COUNT INTO n RETURN n"
         self._open(collection)
         execute = self._db.aql.execute
-        cursor = self._link.ask(
-            collection, lambda: execute(query, bind_vars=bound), repeatable=True
-        )
-        return int(next(iter(cursor.batch())))
+
+        def read() -> int:
+            (number,) = execute(query, bind_vars=bound).batch()
+            return read_number(number)
+
+        return self._link.ask(collection, read, repeatable=True)
 
     def add(self, collection: str, docs: Sequence[Doc]) -> int:
-        rows = [{**_sendable(doc), "_key": check_key(doc.get("_key"))} for doc in docs]
+        rows = [{**to_body(doc), "_key": check_key(doc.get("_key"))} for doc in docs]
         documents = self._open(collection)
         if not rows:
             return 0
-        done = self._link.settle(
-            collection,
-            lambda: documents.import_bulk(rows, on_duplicate="ignore", sync=_synced(collection)),
-        )
-        if done["created"] + done["ignored"] != len(rows):
+
+        def load() -> tuple[int, int, str]:
+            done = documents.import_bulk(rows, on_duplicate="ignore", sync=_synced(collection))
+            return read_number(done["created"]), read_number(done["ignored"]), read_details(done)
+
+        created, ignored, details = self._link.settle(collection, load)
+        if created + ignored != len(rows):
             raise StoreUnavailable(
-                f"ArangoDB at {self._link.where} took {done['created']} of {len(rows)} documents"
-                f" for {collection}: {str(done.get('details'))[:200]}"
+                f"ArangoDB at {self._link.where} took {created} of {len(rows)} documents"
+                f" for {collection}: {details}"
             )
         for row in rows:
             self._written(collection, row["_key"])
-        return int(done["created"])
+        return created
 
     def append(self, collection: str, docs: Sequence[Doc]) -> None:
         keys = new_keys(len(docs))
-        rows = [{**_sendable(doc), "_key": key} for key, doc in zip(keys, docs, strict=True)]
+        rows = [{**to_body(doc), "_key": key} for key, doc in zip(keys, docs, strict=True)]
         documents = self._open(collection)
         if not rows:
             return
-        done = self._link.settle(
-            collection,
-            lambda: documents.import_bulk(rows, halt_on_error=True, sync=_synced(collection)),
-        )
-        if done["created"] != len(rows):
+
+        def load() -> tuple[int, str]:
+            done = documents.import_bulk(rows, halt_on_error=True, sync=_synced(collection))
+            return read_number(done["created"]), read_details(done)
+
+        created, details = self._link.settle(collection, load)
+        if created != len(rows):
             raise StoreUnavailable(
-                f"ArangoDB at {self._link.where} kept {done['created']} of {len(rows)} documents"
-                f" appended to {collection}: {str(done.get('details'))[:200]}"
+                f"ArangoDB at {self._link.where} kept {created} of {len(rows)} documents"
+                f" appended to {collection}: {details}"
             )
 
     def prune(self, collection: str, field: str, below: int) -> int:
@@ -210,12 +244,23 @@ class ArangoStore:
             " FILTER d.@field < @below FILTER IS_NUMBER(d.@field)"  # null and false are less, too
             " REMOVE d IN @@documents"
         )
-        _check_values([below], field)
+        check_values([below], field)
         bound = {"@documents": collection, "field": check_field(field), "below": below}
         self._open(collection)
         execute = self._db.aql.execute
-        cursor = self._link.settle(collection, lambda: execute(query, bind_vars=bound))
-        return int(cursor.statistics()["modified"])
+        return self._link.settle(
+            collection,
+            lambda: read_number(execute(query, bind_vars=bound).statistics()["modified"]),
+        )
+
+    def may_read(self, collection: str) -> bool:
+        """Whether our user has a right to a collection, of whichever domain."""
+        documents = self._db.collection(collection)
+        try:
+            self._link.ask(collection, lambda: documents.get("none"), repeatable=True)
+        except StoreRefused:
+            return False
+        return True
 
     def batch(self) -> AbstractContextManager[None]:
         """Nothing to put together here: each write is a request, durable when it is answered."""
@@ -225,6 +270,8 @@ class ArangoStore:
         keys = [doc["_key"] for doc in self.find(POLICY_LEDGER)]
         for key in keys:
             self._publish(key)
+            if self._is_away:
+                raise StoreUnavailable(f"ArangoDB at {self._link.where} went away")
         if self._publisher is not None:
             self._publisher.remove_others(keys)
 
@@ -244,21 +291,29 @@ class ArangoStore:
 
         Indexes that are not wanted stay: another host may run another version.
         """
-        there = {known["name"] for known in self._list_collections()}
+        there = self._list_collections()
         for name, indexes in self._collections:
             documents = self._db.collection(name)
             if name not in there:
                 self._create(name, self._db.create_collection, name, sync=bool(_synced(name)))
-            known = self._link.ask(name, documents.indexes, repeatable=True) if indexes else []
-            indexed = [index["fields"] for index in known]
+            indexed = self._list_indexes(name, documents) if indexes else []
             for fields in indexes:
                 # With the key last, an index yields the order that find() promises.
                 wanted = {"type": "persistent", "fields": [*fields, "_key"]}
                 if wanted["fields"] not in indexed:
                     self._create(name, documents.add_index, wanted)
 
-    def _list_collections(self) -> list[dict[str, Any]]:
-        name, collections = self._url.database, self._db.collections
+    def _list_indexes(self, name: str, documents: Any) -> list[Any]:
+        return self._link.ask(
+            name, lambda: [index["fields"] for index in documents.indexes()], repeatable=True
+        )
+
+    def _list_collections(self) -> set[Any]:
+        name = self._url.database
+
+        def collections() -> set[Any]:
+            return {known["name"] for known in self._db.collections()}
+
         for pause_s in PAUSES_S:
             try:
                 return self._link.ask(name, collections, repeatable=True)
@@ -299,39 +354,12 @@ class ArangoStore:
             self._publisher.publish(key, lambda: self._text(key))
 
     def _text(self, key: str) -> str | None:
+        self._is_away = True
         doc = self.get(POLICY_LEDGER, key)
+        self._is_away = False
         return encode(doc) if doc else None
 
 
 def _synced(collection: str) -> bool | None:
     """True where an answered write must survive a power cut; None leaves it to the collection."""
     return None if collection in _NOT_SYNCED else True
-
-
-def _sendable(doc: Doc) -> dict[str, Any]:
-    """The document's own fields as they would come back from its JSON text."""
-    body: dict[str, Any] = json.loads(encode(doc))
-    _check_values([body], doc.get("_key"))
-    return body
-
-
-def _check_values(values: list[Any], name: object) -> None:
-    """Refuse what the server would alter or reject: integers beyond 64 bits, deep nesting."""
-    for _ in range(_MAX_DEPTH + 1):
-        inner: list[Any] = []
-        for value in values:
-            if isinstance(value, dict):
-                inner.extend(value.values())
-            elif isinstance(value, list):
-                inner.extend(value)
-            elif isinstance(value, int) and not -(2**63) <= value < 2**63:
-                raise BadDocument(f"{name!r:.80}: {value!r:.80} does not fit into 64 bits")
-        if not inner:
-            return
-        values = inner
-    raise BadDocument(f"{name!r:.80} is nested deeper than {_MAX_DEPTH} levels")
-
-
-def _without_id(doc: Doc) -> Doc:
-    doc.pop("_id", None)
-    return doc

@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import sqlite3
+import stat
 import time
 from collections.abc import Callable, Iterator
 from typing import Final, TypeVar
@@ -21,12 +23,18 @@ from nomarr_systemd.core.errors import (
     StoreRefused,
     StoreUnavailable,
 )
+from nomarr_systemd.core.text import clean
 from nomarr_systemd.host.files import locked, share
+from nomarr_systemd.host.ownership import find_exposed, find_exposed_file
 
 APPLICATION_ID: Final = 0x6E6F6D72  # "nomr", so that no other program's file is taken for ours
 
 _BUSY = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_PROTOCOL")
 _CORRUPT = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
+_STAMP: Final = re.compile(r"\d{8}T\d{6}Z(?:-\d{1,4})?\n")
+_COMPANIONS: Final = ("-shm", "-wal", "")  # the database last
+_BESIDE: Final = (".lock", ".setting-aside")
+_MAX_WHY: Final = 300  # of SQLite's words, which may quote what is in the file
 T = TypeVar("T")
 Statement = Callable[[sqlite3.Connection], T]
 
@@ -39,7 +47,8 @@ class SqliteFile:
     """Runs statements on the database at ``path``; ``schema`` are the statements that make it.
 
     ``indexes`` are no part of its version: an existing file gains and loses them when it is
-    opened, and a program of another version works with whatever indexes there are.
+    opened, and a program of another version works with whatever indexes there are. A ``private``
+    one is refused where others may change its directory or its files.
     """
 
     def __init__(
@@ -50,8 +59,10 @@ class SqliteFile:
         schema: tuple[str, ...],
         indexes: tuple[str, ...],
         patience_s: float,
+        private: bool = False,
     ) -> None:
         self.path = path
+        self._private = private
         self._version = version
         self._schema = schema
         self._indexes = indexes
@@ -87,9 +98,10 @@ class SqliteFile:
                 if name.startswith("SQLITE_CONSTRAINT"):
                     raise KeyExists("a document of this key is there already") from error
                 if name.startswith(_CORRUPT) and not late:
-                    self.set_aside(str(error))
+                    why = clean(str(error), _MAX_WHY)
+                    self.set_aside(why)
                     if within:
-                        raise StoreUnavailable(f"{self.path} was corrupt: {error}") from error
+                        raise StoreUnavailable(f"{self.path} was corrupt: {why}") from error
                 elif not name.startswith(_BUSY):
                     self.close()
                     raise _unavailable(self.path, name, error) from error
@@ -129,20 +141,22 @@ class SqliteFile:
         """Rename the corrupt file and its companions; the next statement begins a new one.
 
         A note is written first: the process that opens the file after a kill in between finishes
-        it, and no file is ever opened without its log.
+        it, and no file is ever opened without its log. The note holds the moment and nothing else:
+        no name comes from what is in a file.
         """
         with self._lock():
             if _identify(self.path) == self._identity:
-                stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-                aside = f"{self.path}.corrupt-{stamp}"
-                while os.path.exists(aside):
-                    aside += "-again"
+                stamp = moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+                number = 1
+                while os.path.lexists(self._aside(stamp)):
+                    number += 1
+                    stamp = f"{moment}-{number}"
                 try:
-                    with open(self._note, "x", encoding="utf-8") as file:
-                        file.write(f"{aside}\n{why}\n")
+                    with open(self._note, "x", encoding="ascii") as file:
+                        file.write(f"{stamp}\n")
                         file.flush()
                         os.fsync(file.fileno())
-                    self._finish_setting_aside()
+                    self._finish_setting_aside(why)
                 except OSError as error:
                     raise StoreUnavailable(
                         f"{self.path} is corrupt ({why}) and cannot be set aside: {error.strerror}",
@@ -155,20 +169,23 @@ class SqliteFile:
     def _note(self) -> str:
         return f"{self.path}.setting-aside"
 
-    def _finish_setting_aside(self) -> None:
+    def _aside(self, stamp: str) -> str:
+        return f"{self.path}.corrupt-{stamp}"
+
+    def _finish_setting_aside(self, why: str = "as found before") -> None:
         """Do what the note says; under the lock, at any time, any number of times."""
         import logging  # a rare and loud path; the usual start-up should not pay for the import
 
         try:
-            with open(self._note, encoding="utf-8") as file:
-                aside, why = file.read().split("\n")[:2]
+            note = _read_note(self._note)
         except FileNotFoundError:
             return  # another process was faster
-        except ValueError:
+        if not _STAMP.fullmatch(note):
             os.unlink(self._note)  # cut short by a kill: nothing had been renamed yet
             return
+        aside = self._aside(note.strip())
         # The database last: a new one must never meet the old one's write-ahead log.
-        for companion in ("-shm", "-wal", ""):
+        for companion in _COMPANIONS:
             with contextlib.suppress(FileNotFoundError):
                 os.rename(self.path + companion, aside + companion)
         os.unlink(self._note)
@@ -188,8 +205,14 @@ class SqliteFile:
 
     def _open(self) -> sqlite3.Connection:
         try:
-            os.makedirs(os.path.dirname(self.path), 0o750, exist_ok=True)
-            if os.path.exists(self._note):
+            if self._private:
+                check_private(self.path)
+            directory = os.path.dirname(self.path)
+            if not os.path.isdir(directory):
+                os.makedirs(directory, 0o750, exist_ok=True)
+                if self._private:
+                    check_private(self.path)  # somebody may have been faster
+            if os.path.lexists(self._note):
                 with self._lock():
                     self._finish_setting_aside()
             _create(self.path)
@@ -280,6 +303,20 @@ class SqliteFile:
             yield
 
 
+def check_private(path: str) -> None:
+    """StoreRefused if others may change the database at ``path``, what lies beside it, its
+    directory or a parent of that. Nothing is made or changed."""
+    directory = os.path.dirname(path)
+    exposed = find_exposed(directory)
+    for suffix in (*_COMPANIONS, *_BESIDE):
+        exposed = exposed or find_exposed_file(path + suffix)
+    if exposed is not None:
+        raise StoreRefused(
+            f"{path} could be replaced by others: {exposed.why}",
+            hint=f"{exposed.mend}, or point [store] url at a directory of its own",
+        )
+
+
 def _indexed(sql: str) -> str:
     """The table and the columns of a CREATE INDEX statement."""
     return sql.partition(" ON ")[2]
@@ -303,6 +340,21 @@ def _create(path: str) -> None:
             raise OSError(errno.ELOOP, "it is a symbolic link") from None
 
 
+def _read_note(path: str) -> str:
+    """The beginning of a plain file; what is none is empty."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return ""
+        raise
+    try:
+        is_plain = stat.S_ISREG(os.fstat(fd).st_mode)
+        return os.read(fd, 64).decode("ascii", "replace") if is_plain else ""
+    finally:
+        os.close(fd)
+
+
 def _read_text(raw: bytes) -> str:
     """A column's text; empty if it is not UTF-8, so that one bad row does not affect the rest."""
     try:
@@ -324,8 +376,9 @@ def _identify(path: str) -> tuple[int, int]:
 
 
 def _unavailable(path: str, name: str, error: sqlite3.Error) -> StoreError:
+    why = clean(str(error), _MAX_WHY)
     if name.startswith("SQLITE_FULL"):
         return StoreUnavailable(f"no space left for {path}", hint="free some disk space")
     if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM")):
-        return StoreUnavailable(f"cannot use {path}: {error}", hint="check its owner and mode")
-    return StoreUnavailable(f"{path}: {error} ({name or type(error).__name__})")
+        return StoreUnavailable(f"cannot use {path}: {why}", hint="check its owner and mode")
+    return StoreUnavailable(f"{path}: {why} ({name or type(error).__name__})")

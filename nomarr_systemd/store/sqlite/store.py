@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from nomarr_systemd.core.errors import StaleRevision, StoreError
+from nomarr_systemd.core.text import clean
 from nomarr_systemd.store.protocol import (
     DOMAINS,
     POLICY_LEDGER,
@@ -54,6 +55,7 @@ class SqliteStore:
             schema=tuple(_schema(domain)),
             indexes=tuple(_indexes(domain)),
             patience_s=patience_s,
+            private=domain == "policy",
         )
         self._file.run(lambda db: db.execute("SELECT 1 FROM sqlite_master").fetchone())
 
@@ -188,7 +190,7 @@ class SqliteStore:
         except ValueError:
             doc = None
         except RecursionError as error:
-            raise StoreError(f"{collection}/{key} is nested too deeply to be read") from error
+            raise StoreError(f"{collection}/{key!r:.80} is nested too deeply to be read") from error
         if not isinstance(doc, dict):
             self._bury(collection, key, rev)
             return None
@@ -206,7 +208,7 @@ class SqliteStore:
             self._write(f"DELETE FROM {table} WHERE key = ? AND rev = ?", key, rev)
         logging.getLogger("nomarr.store").critical(
             "%s/%s in %s is not JSON. It was moved to the table 'damaged' and begins again.",
-            *(collection, key, self.path),
+            *(collection, clean(key, 254), self.path),
         )
 
     def _table(self, collection: str) -> str:

@@ -1,0 +1,138 @@
+"""What makes a configured store unsafe or useless, in one place: ``apply`` refuses what is bad and
+says the rest, ``doctor`` shows both.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Final, Literal, NamedTuple
+
+from nomarr_systemd.config.store_url import ArangoUrl, SqliteUrl, is_local, parse_store_url
+from nomarr_systemd.config.values import Config
+from nomarr_systemd.core.errors import NomarrError, StoreError, StoreRefused, StoreUnavailable
+from nomarr_systemd.host.access import may_read
+from nomarr_systemd.host.machine import UNKNOWN, host_of
+from nomarr_systemd.host.scope import Scope
+from nomarr_systemd.operate import controlling
+from nomarr_systemd.operate.job_store import open_as_owner
+from nomarr_systemd.store.open import import_arango
+from nomarr_systemd.store.protocol import POLICY_LEDGER
+
+_USER: Final = "nomarr"  # whose workers are where the pool names no other
+
+
+class Concern(NamedTuple):
+    """One thing that is wrong with the store; ``mend`` is what to do about it."""
+
+    level: Literal["warn", "bad"]
+    text: str
+    mend: str
+
+
+def find_concerns(scope: Scope, config: Config) -> list[Concern]:
+    """All that can be seen without opening the store. Nothing is changed."""
+    parsed = parse_store_url(config.store.url)
+    if isinstance(parsed, SqliteUrl):
+        return list(_check_directory(scope, parsed.directory))
+    return [*_check_server(config, parsed), *_check_passwords(scope, config)]
+
+
+def try_stores(scope: Scope, config: Config) -> Iterator[Concern]:
+    """Open the ledger, and on a server the jobs' store too: a driver that is missing, a password
+    or a right that is wrong shows here and not in a service that cannot start."""
+    parsed = parse_store_url(config.store.url)
+    yield from _try("the ledger", lambda: controlling.open_ledger(scope, config))
+    if isinstance(parsed, ArangoUrl):
+        may_read_ledger: list[bool] = []
+        yield from _try("the jobs' store", lambda: may_read_ledger.append(_open_jobs(config)))
+        if any(may_read_ledger):
+            user, database = config.store.work_user, parsed.database
+            text = f"in ArangoDB {user!r} has a right to the ledger's collections"
+            grant = f'grantCollection("{user}", "{database}", "{POLICY_LEDGER}", "none")'
+            yield Concern("warn", text, f'in arangosh: require("@arangodb/users").{grant}')
+
+
+def refuse(concerns: list[Concern]) -> None:
+    """StoreRefused for the first that is bad."""
+    for concern in concerns:
+        if concern.level == "bad":
+            raise StoreRefused(concern.text, hint=concern.mend)
+
+
+def _try(what: str, open_it: Callable[[], None]) -> Iterator[Concern]:
+    try:
+        open_it()
+    except StoreUnavailable as error:
+        mend = error.hint or "failures are kept in the spool until it answers"
+        yield Concern("warn", f"{what} is away: {error}", mend)
+    except StoreError as error:
+        yield Concern("bad", f"{what} cannot be used: {error}", error.hint)
+
+
+def _open_jobs(config: Config) -> bool:
+    """Use the jobs' store; True if its user could read the ledger, too."""
+    with open_as_owner(config.store) as store:
+        store.find("stats", limit=1)
+        return bool(getattr(store, "may_read", lambda _: False)(POLICY_LEDGER))
+
+
+def _check_directory(scope: Scope, directory: str) -> Iterator[Concern]:
+    from nomarr_systemd.store.sqlite.file import check_private  # nomarrctl --help needs none
+    from nomarr_systemd.store.sqlite.store import FILES
+
+    try:
+        check_private(os.path.join(directory, FILES["policy"]))
+    except StoreRefused as error:
+        yield Concern("bad", str(error), error.hint)
+    except PermissionError:
+        return  # not for this user to see; root's apply and doctor do
+    work = os.path.dirname(os.path.join(directory, FILES["work"]))
+    if not scope.user and directory != scope.paths.state and not os.path.isdir(work):
+        mend = f"install -d -o {_USER} -g {_USER} -m 750 {work}"
+        yield Concern("bad", f"there is no directory {work} for the jobs", mend)
+
+
+def _check_server(config: Config, parsed: ArangoUrl) -> Iterator[Concern]:
+    try:
+        import_arango()
+    except NomarrError as error:
+        yield Concern("bad", str(error), error.hint)
+    if host_of(config.store.url) == UNKNOWN:
+        text = "this host has no machine-id: its accounts would be mixed with those of others"
+        yield Concern("bad", text, "systemd-machine-id-setup")
+    far = [host for host, _ in parsed.hosts if not is_local(host)]
+    if far and not parsed.tls:
+        text = f"the connection to {far[0]} is not encrypted: the password crosses the network"
+        yield Concern("warn", text, "write arangodb+tls:// in [store] url")
+
+
+def _check_passwords(scope: Scope, config: Config) -> Iterator[Concern]:
+    """The ledger's password is for root; that of the jobs for whoever runs the workers. Of a
+    user's own installation all programs are that user's."""
+    store = config.store
+    if not store.work_user:
+        text = "workers would need the ledger's password: ArangoDB has no user for the jobs"
+        yield Concern("bad", text, "set work_user and work_password_file under [store]")
+    if scope.user or os.geteuid() != 0:
+        return
+    for user, groups in sorted(_find_users(config)):
+        if store.password_file and may_read(store.password_file, user, groups):
+            path = store.password_file
+            text = f"{user} may read the ledger's password in {path}"
+            yield Concern("bad", text, f"chown root:root {path}; chmod 600 {path}")
+        if store.work_password_file and not may_read(store.work_password_file, user, groups):
+            path = store.work_password_file
+            text = f"{user} may not read {path}, and its workers could not take jobs"
+            yield Concern("warn", text, f"chown root:{_USER} {path}; chmod 640 {path}")
+
+
+def _find_users(config: Config) -> set[tuple[str, tuple[str, ...]]]:
+    """The users that workers run as, each with the groups that its pool adds."""
+    found: set[tuple[str, tuple[str, ...]]] = {(_USER, ())}
+    for pool in config.pools:
+        added = dict(pool.unit).get("SupplementaryGroups", "")
+        words = added if isinstance(added, tuple) else (str(added),)
+        groups = tuple(name for word in words for name in word.split())
+        found.add((getattr(pool, "user", "") or _USER, groups))
+    return found

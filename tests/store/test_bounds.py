@@ -1,0 +1,73 @@
+"""What the words of a worker, or of a supervisor that is not ours any more, take of the ledger's
+disk: a stated size, however long they are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from nomarr_systemd.controller import job_outcomes
+from nomarr_systemd.core.death import Death
+from nomarr_systemd.core.ids import parse_component
+from nomarr_systemd.core.intents import Quarantine
+from nomarr_systemd.core.policy import Rules
+from nomarr_systemd.core.time import Moment
+from nomarr_systemd.host.holds import Holds
+from nomarr_systemd.ledger.ledger import Ledger
+from nomarr_systemd.ledger.public import MAX_BYTES, Publisher, read_published
+from nomarr_systemd.store.protocol import POLICY_LEDGER
+from nomarr_systemd.store.sqlite.store import SqliteStore
+
+WORKER = parse_component("tag-0")
+LONG = "\U0001f480" * 100_000  # four bytes each
+ACCOUNT_BYTES = 460_000
+NOTE_BYTES = 18_000
+
+
+def size(doc: Any) -> int:
+    return len(json.dumps(doc, ensure_ascii=False).encode())
+
+
+def test_an_account(tmp_path: Path) -> None:
+    publisher = Publisher(str(tmp_path / "public"))
+    store = SqliteStore(str(tmp_path), "policy", publisher=publisher)
+    ledger = Ledger(store, clock=lambda: Moment(10**12, "b" * 32, 10**9))
+    rules = Rules()._replace(max_restarts=100, max_lifetime_restarts=0)
+    for number in range(120):
+        ledger.record_failure(Death(WORKER.component_id, f"{number:032x}", LONG, 1), rules)
+        ledger.refund(WORKER.component_id, f"{number:032x}", rules, LONG)
+        ledger.note([WORKER.component_id], "pause", LONG, LONG)
+    ledger.mark_failed(WORKER.component_id, LONG, "f" * 32)
+    doc = store.get(POLICY_LEDGER, WORKER.component_id)
+    assert doc is not None
+    assert size(doc) < ACCOUNT_BYTES < MAX_BYTES
+    published = read_published(publisher.directory, WORKER)
+    assert not published.problem
+    assert len(published.account.records) == 100
+    store.close()
+
+
+def test_notes_of_quarantines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_outcomes, "_KEPT", 10)
+    store = SqliteStore(str(tmp_path), "policy")
+    site: Any = SimpleNamespace(store=store)
+    for number in range(15):
+        names = (LONG[:200],) * 100  # as much as is taken of the supervisor's answer
+        job_outcomes.note_quarantine(site, Quarantine(WORKER, f"{number:032x}", names))
+    kept = store.find(job_outcomes.QUARANTINES)
+    assert len(kept) == 10
+    assert max(map(size, kept)) < NOTE_BYTES
+    assert store.get(job_outcomes.QUARANTINES, f"{14:032x}")
+    store.close()
+
+
+def test_a_hold(tmp_path: Path) -> None:
+    holds = Holds(str(tmp_path))
+    holds.hold(WORKER, f"its pool failed:\n\x1b[2J{LONG}")
+    text = (tmp_path / "tag-0").read_text()
+    assert len(text.encode()) < 2100
+    assert text.removesuffix("\n").isprintable()
