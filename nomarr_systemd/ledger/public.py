@@ -8,7 +8,6 @@ is renamed into place here. These files are copies: losing one loses nothing.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
@@ -18,7 +17,16 @@ from nomarr_systemd.core import account as book_keeping
 from nomarr_systemd.core.account import Account
 from nomarr_systemd.core.errors import BadName, StoreUnavailable
 from nomarr_systemd.core.ids import Component, parse_component
-from nomarr_systemd.core.json import JsonError, as_object, get_dict, get_int, get_list, get_str
+from nomarr_systemd.core.json import (
+    JsonError,
+    as_object,
+    decode,
+    get_dict,
+    get_int,
+    get_list,
+    get_str,
+)
+from nomarr_systemd.core.text import clean, clean_all
 from nomarr_systemd.host.files import locked, remove
 from nomarr_systemd.store.open import open_store
 from nomarr_systemd.store.protocol import Store
@@ -26,6 +34,7 @@ from nomarr_systemd.store.protocol import Store
 SUFFIX: Final = ".json"
 PATIENCE_S: Final = 2.0
 _MAX_BYTES: Final = 4 << 20  # a full ring is 30 kB
+_MAX_NUMBER: Final = 1 << 53
 
 
 class Publisher:
@@ -60,7 +69,8 @@ class Publisher:
             import logging  # a rare path; the usual start-up should not pay for the import
 
             self.error = error
-            logging.getLogger("nomarr.store").error("cannot publish %s: %s", name, error)
+            why = clean(str(error), 400)
+            logging.getLogger("nomarr.store").error("cannot publish %s: %s", name, why)
 
     def remove_others(self, keys: Iterable[str]) -> None:
         """Remove the files of all documents but these: what a kill or a removal left."""
@@ -138,8 +148,8 @@ def read_published(directory: str, component: Component) -> Published:
     except OSError as error:
         why = error.strerror or str(error)
         return Published(empty, f"The ledger's records in {path} cannot be read: {why}")
-    except (ValueError, TypeError, RecursionError) as error:
-        return Published(empty, f"The ledger's records in {path} are damaged: {error}"[:400])
+    except (ValueError, TypeError) as error:
+        return Published(empty, clean(f"The ledger's records in {path} are damaged: {error}", 400))
 
 
 def list_published(directory: str) -> tuple[set[Component], str]:
@@ -160,8 +170,9 @@ def list_published(directory: str) -> tuple[set[Component], str]:
 
 
 def _decode(content: bytes, component: Component) -> Account:
-    """The account, or ValueError or TypeError; also where it is another worker's."""
-    doc = as_object(json.loads(content))
+    """The account, every text of it printable; or ValueError or TypeError, also where it is another
+    worker's."""
+    doc = as_object(clean_all(decode(content)))
     if get_str(doc, "component_id") != component.component_id:
         raise JsonError("it is another worker's account")
     for name in ("restart_count", "attempts", "total_restarts", "recoveries", "k"):
@@ -174,7 +185,10 @@ def _decode(content: bytes, component: Component) -> Account:
     if any(not isinstance(row, str) for row in get_list(doc, "records", [])):
         raise JsonError("attribute 'records' is not all texts")
     account = book_keeping.from_doc(doc)
-    _ = account.records  # each row is parsed, so that nothing fails later
+    # Each row is parsed, so that nothing fails later.
+    for number in (*account, *(value for record in account.records for value in record)):
+        if isinstance(number, int) and abs(number) > _MAX_NUMBER:
+            raise JsonError("a number is too large")
     return account
 
 

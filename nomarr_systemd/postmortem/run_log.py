@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from nomarr_systemd.core.death import name_signal
 from nomarr_systemd.core.ids import Component
-from nomarr_systemd.core.text import clean_lines
+from nomarr_systemd.core.text import clean, clean_lines
 from nomarr_systemd.postmortem.stack_traces import Trace, recognise
 from nomarr_systemd.systemd.journal_reader import (
     COREDUMP,
@@ -235,8 +235,8 @@ def _add_losses(
         log = log._replace(
             coredump=Coredump(
                 _number(entry.get("COREDUMP_PID")),
-                entry.get("COREDUMP_FILENAME"),
-                entry.get("COREDUMP_EXE"),
+                clean(entry.get("COREDUMP_FILENAME")),
+                clean(entry.get("COREDUMP_EXE")),
             ),
             traces=(*log.traces, *recognise(texts)),
         )
@@ -272,9 +272,7 @@ def find_kernel_oom(journal: Journal, terms: JournalTerms, near_us: int) -> int:
 def _make_line(entry: Entry, text: str) -> Line:
     source = entry.get("SYSLOG_IDENTIFIER") or entry.get("_COMM") or "?"
     pid = _number(entry.get("_PID")) or None
-    return Line(
-        entry.wall_us, clean_lines(source, 40)[0], pid, _number(entry.get("PRIORITY"), 6), text
-    )
+    return Line(entry.wall_us, clean(source, 40), pid, _number(entry.get("PRIORITY"), 6), text)
 
 
 def _name_status(code: str, status: str) -> str:
