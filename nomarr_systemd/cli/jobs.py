@@ -22,6 +22,7 @@ from nomarr_systemd.cli.common import (
 from nomarr_systemd.config.values import Config
 from nomarr_systemd.core.errors import NomarrError
 from nomarr_systemd.core.job import STATUSES, Doc, Status
+from nomarr_systemd.core.json import is_deep
 from nomarr_systemd.core.text import describe_ms
 from nomarr_systemd.host.scope import Scope
 from nomarr_systemd.jobs import queue
@@ -327,8 +328,12 @@ def _read_paths(file: BinaryIO, *, null: bool) -> Iterator[str]:
 
 def _to_json(doc: Doc) -> dict[str, Any]:
     """A job for scripts: its own fields, the key as ``id``. ``raw`` is base64 where the path is
-    no text."""
-    fields = {name: value for name, value in doc.items() if not name.startswith("_")}
+    no text. What is nested too deeply to be printed is left out."""
+    fields = {
+        name: value
+        for name, value in doc.items()
+        if not name.startswith("_") and not is_deep(value)
+    }
     return {"id": doc["_key"], **fields}
 
 

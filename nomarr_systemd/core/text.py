@@ -41,7 +41,7 @@ class _Spellings(dict[int, str]):
     def __missing__(self, code: int) -> str:
         sign = chr(code)
         shown = sign if sign.isprintable() else ascii(sign)[1:-1]
-        if code < 0x100:  # the others are rare, and many
+        if code < 0x2100:  # all common ones; kept for ever, so not the whole of Unicode
             self[code] = shown
         return shown
 
@@ -86,14 +86,22 @@ _ANSI: Final = re.compile(
 )
 
 
+_PIECE: Final = 512
+
+
 def clean(text: str, limit: int = 4096) -> str:
     """One line, without its colours, with nothing in it that is not printable, and cut."""
     if text.isprintable():
         return text if len(text) <= limit else text[: limit - 1] + "…"
-    text = text[: 4 * limit].expandtabs(4)
+    text = text[: 2 * limit].expandtabs(4)
     if "\x1b" in text or "\x9b" in text:
         text = _ANSI.sub("", text)
-    shown = escape(text.rstrip("\r\n ")[: limit + 1])
+    text = text.rstrip("\r\n ")
+    shown = ""
+    for start in range(0, len(text), _PIECE):  # spelled out, it is long after a few of them
+        shown += escape(text[start : start + _PIECE])
+        if len(shown) > limit:
+            break
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"
 
 

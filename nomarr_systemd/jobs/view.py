@@ -9,7 +9,7 @@ import json
 from typing import Any, Final, NamedTuple
 
 from nomarr_systemd.core.job import Doc, path_of
-from nomarr_systemd.core.json import get_objects
+from nomarr_systemd.core.json import get_objects, is_deep
 from nomarr_systemd.core.text import clean
 
 MAX_LONG: Final = 4096  # a path, a message, a result
@@ -76,4 +76,6 @@ def _any(value: Any) -> str:
     """A value of any type, as JSON unless it is a text; null is empty."""
     if value is None:
         return ""
+    if is_deep(value):
+        return "(nested too deeply to be shown)"
     return clean(value if isinstance(value, str) else json.dumps(value), MAX_LONG)
