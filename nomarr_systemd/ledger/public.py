@@ -180,7 +180,10 @@ def _decode(content: bytes, component: Component) -> Account:
     window = get_dict(doc, "window", {})
     for boot in window:
         row = get_list(window, boot)  # invocation, wall time and boot time of each restart
-        if any(type(moment) is not int for moment in (*row[1::3], *row[2::3])):
+        moments = (*row[1::3], *row[2::3])
+        if len(row) % 3 or any(
+            type(each) is not int or abs(each) > _MAX_NUMBER for each in moments
+        ):
             raise JsonError(f"attribute {boot!r:.40} of the window has no moments")
     if any(not isinstance(row, str) for row in get_list(doc, "records", [])):
         raise JsonError("attribute 'records' is not all texts")

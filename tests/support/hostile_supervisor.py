@@ -32,6 +32,7 @@ def find_listening() -> socket.socket | None:
     for fd in range(3, 3 + int(os.environ.get("LISTEN_FDS", "0"))):
         with contextlib.suppress(OSError):
             found = socket.socket(fileno=os.dup(fd))
+            found.setblocking(True)
             if found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                 return found
     return None
