@@ -22,7 +22,7 @@ from nomarr_systemd.systemd.journal_reader import Entry, Journal, Terms
 
 DEFAULT_TOPICS = ("worker:*:status", "system:health", "queue:*")
 PATIENCE_S = 2.0
-IDLE_S, TOTAL_S = 1.0, 10.0  # without --follow: for the next snapshot, and for all of them
+IDLE_S, TOTAL_S = 1.0, 5.0  # without --follow: for the next snapshot, and for all of them
 FOR_EVER = float("inf")
 _KINDS = {message_id: kind for kind, message_id in MESSAGE_IDS.items()}
 _COLOURS = {"healthy": "green", "crashed": "red", "failed": "red", "error": "red", "fail": "red"}
