@@ -21,6 +21,7 @@ from typing import Final
 
 import click
 
+from nomarr_systemd.cli.common import dump_json
 from nomarr_systemd.cli.status_table import draw
 from nomarr_systemd.cli.table import fit
 from nomarr_systemd.core.errors import NomarrError
@@ -154,7 +155,7 @@ class _Lines:
             steady = json.dumps([document["supervisor"], [_steady(each) for each in workers]])
         if steady != self._shown:
             self._shown = steady
-            sys.stdout.write(json.dumps(document) + "\n")
+            sys.stdout.write(dump_json(document) + "\n")
             sys.stdout.flush()
 
 

@@ -122,12 +122,13 @@ def _handle_each(
 
 
 def _describe(error: Exception) -> str:
-    """The fault and where it happened, for whoever mends it."""
+    """The fault and where it happened, in one line, for whoever mends it."""
+    places = []
     trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
+    while trace is not None:
+        places.append(f"{trace.tb_frame.f_code.co_qualname}:{trace.tb_lineno}")
         trace = trace.tb_next
-    where = f" ({trace.tb_frame.f_code.co_qualname}:{trace.tb_lineno})" if trace else ""
-    return f"{type(error).__name__}: {error}"[:300] + where
+    return f"{type(error).__name__}: {str(error)[:200]} ({' > '.join(places[-5:])})"
 
 
 def _carry_out(site: Site, world: World) -> tuple[Done, World]:
@@ -264,6 +265,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except NomarrError as error:
         log(ERROR, str(error), hint=error.hint)
         return error.exit_status
+    except Exception as error:  # what is owed is in files and in the ledger: it is started again
+        log(ERROR, "a fault", fault=_describe(error))
+        return 1
 
 
 def _choose(flags: set[str]) -> Callable[[Site, Stamp], bool]:

@@ -26,6 +26,8 @@ from nomarr_systemd.systemd.journal_reader import (
     Terms,
 )
 
+_MAX_LINES: Final = 2000
+_MAX_TEXT: Final = 1000
 _GRACE_US: Final = 5_000_000  # a line may be late; that of systemd-coredump always is
 _OOM: Final = re.compile(r"Killed process [0-9]+ .*?anon-rss:([0-9]{1,15})kB")
 
@@ -196,14 +198,25 @@ def _collect(terms: JournalTerms, entries: list[Entry], began_us: int) -> RunLog
     lines: list[Line] = []
     by_process: dict[str, list[str]] = {}
     log = RunLog(began_us=began_us)
-    for entry in entries:
+    for entry, texts in zip(entries, _read_texts(entries), strict=True):
         if terms.is_of_systemd(entry):
             log = _take_facts(log, entry)
-        texts = clean_lines(entry.text)
         lines += [_make_line(entry, text) for text in texts]
         by_process.setdefault(entry.get("_PID"), []).extend(texts)
     traces = [trace for texts in by_process.values() for trace in recognise(texts)]
     return log._replace(lines=tuple(lines), traces=tuple(traces))
+
+
+def _read_texts(entries: list[Entry]) -> list[list[str]]:
+    """Return the lines of each entry; of many or long ones the last, and cut: one entry may have
+    thousands, and what a worker writes must not take long to read."""
+    found = []
+    left = _MAX_LINES
+    for entry in reversed(entries):
+        found.append(clean_lines(entry.text, _MAX_TEXT, left))
+        left -= len(found[-1])
+    found.reverse()
+    return found
 
 
 def _take_facts(log: RunLog, entry: Entry) -> RunLog:

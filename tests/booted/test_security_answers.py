@@ -185,8 +185,8 @@ def test_an_answer_of_another_type_ends_no_program(prepared: Machine, answers: P
 def test_nobody_is_shown_what_a_terminal_obeys(prepared: Machine, answers: Path) -> None:
     """Findings 10 and 19, for root, the workers' user, a member of the group and a stranger."""
     poison_jobs(prepared)
-    worker = {"component": "worker:tag:0", "status": [], "current_job": POISON, "phase": POISON}
-    worker |= {"disagreement": POISON, "last_crash": {"error": POISON}, "invocation": 5}
+    worker: dict[str, Any] = {"component": "worker:tag:0", "status": [], "current_job": POISON}
+    worker |= {"phase": POISON, "disagreement": POISON, "last_crash": {"error": POISON}}
     event = {"topic": "worker:tag:0:status", "type": POISON, "worker": worker}
     refusal = {"ok": False, "error": POISON}
     write_answers(

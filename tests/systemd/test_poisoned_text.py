@@ -75,9 +75,9 @@ def poison_ledger(path: Path) -> None:
     account = json.loads(path.read_text())
     last = Record.read(account["records"][-1])
     text = POISON.replace("|", "/")
-    texts = {name: text for name, value in last._asdict().items() if isinstance(value, str)}
+    every = Record._make(text if isinstance(value, str) else value for value in last)
     shown = last._replace(text=text, by=text, effect=text)
-    account["records"] = [last._replace(**texts).write(), shown.write()]
+    account["records"] = [every.write(), shown.write()]
     path.write_text(json.dumps(account | {"failure_reason": POISON, POISON: POISON}))
 
 
@@ -161,12 +161,12 @@ def test_nothing_that_others_wrote_is_obeyed(site: Installation) -> None:
     assert b"<script>alert" not in page
     assert b"7*7" in page
     # It was all looked at, and none of it left out.
-    for verb in ("status tag-0", "status tag-1", "why tag-0", "jobs show tag:poisoned", "events"):
-        assert FORGED.encode() in shown[verb], verb
+    for name in ("status tag-0", "status tag-1", "why tag-0", "jobs show tag:poisoned", "events"):
+        assert FORGED.encode() in shown[name], name
     for verb in DOING:
         ctl(site, *verb)
-    said = site.lab.journal("--output=json", "--identifier=nomarr-controller")
-    for entry in map(json.loads, said.splitlines()):
+    journal = site.lab.journal("--output=json", "--identifier=nomarr-controller")
+    for entry in map(json.loads, journal.splitlines()):
         assert isinstance(entry["MESSAGE"], str)  # else journalctl shows a list of bytes
         check(entry["MESSAGE"].encode(), "the journal")
 
