@@ -37,12 +37,6 @@ def printable(text: str) -> str:
     return "\n".join(escape(line) for line in text.split("\n"))
 
 
-def clean(value: object, most: int = 200) -> str:
-    """Text of a worker's on one line, of limited length."""
-    text = escape(str(value)[: most + 1])
-    return text if len(text) <= most else text[: most - 1] + "…"
-
-
 def dump_json(value: object, *, indent: int | None = None) -> str:
     """JSON in ASCII without controls: what a worker said may have any character."""
     import json

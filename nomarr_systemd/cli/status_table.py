@@ -8,10 +8,9 @@ from typing import Final
 
 import click
 
-from nomarr_systemd.cli.common import clean
 from nomarr_systemd.cli.table import Table, fit
 from nomarr_systemd.core.job import POOL_FAILED
-from nomarr_systemd.core.text import count, describe_ms
+from nomarr_systemd.core.text import clean, count, describe_ms
 from nomarr_systemd.operate.overview import Overview, View, crash_word
 
 _WIDE: Final = 120
@@ -176,18 +175,18 @@ def draw_in_full(view: View) -> Iterator[str]:
     else:
         yield from _draw_counts(view)
     if view.held:
-        yield f"     Held: {clean(view.held)}"
+        yield f"     Held: {clean(view.held, 200)}"
     if view.next_restart_ms is not None:
         yield f"     Next: restart in {describe_ms(view.next_restart_ms)}"
     if view.failure_reason:
-        yield click.style(f"   Failed: {clean(view.failure_reason)}", fg="red")
+        yield click.style(f"   Failed: {clean(view.failure_reason, 200)}", fg="red")
         is_pools = view.failure_reason.startswith(POOL_FAILED)
         what = f"--pool {worker.pool}" if is_pools else worker.instance
         yield f"     Mend: nomarrctl reset --start {what}"
     if view.last and view.last_age_ms is not None:
         ran = "" if view.last.run_ms is None else f" after {describe_ms(view.last.run_ms)}"
         ago = describe_ms(view.last_age_ms)
-        yield f"     Last: {clean(crash_word(view.last))}{ran}, {ago} ago; {clean(view.last.text)}"
+        yield f"     Last: {crash_word(view.last)}{ran}, {ago} ago; {clean(view.last.text, 200)}"
         yield f"      Why: nomarrctl why {worker.instance}"
 
 

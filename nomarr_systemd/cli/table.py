@@ -12,7 +12,7 @@ from typing import Final
 
 import click
 
-from nomarr_systemd.cli.common import clean
+from nomarr_systemd.core.text import clean
 
 _PIPED: Final = 1000
 _GAP: Final = "  "
