@@ -89,29 +89,35 @@ _ANSI: Final = re.compile(
 _PIECE: Final = 512
 
 
-def clean(text: str, limit: int = 4096) -> str:
-    """One line, without its colours, with nothing in it that is not printable, and cut."""
-    if text.isprintable():
-        return text if len(text) <= limit else text[: limit - 1] + "…"
-    text = text[: 2 * limit].expandtabs(4)
-    if "\x1b" in text or "\x9b" in text:
-        text = _ANSI.sub("", text)
-    text = text.rstrip("\r\n ")
-    shown = ""
-    for start in range(0, len(text), _PIECE):  # spelled out, it is long after a few of them
-        shown += escape(text[start : start + _PIECE])
-        if len(shown) > limit:
-            break
+def one_line(text: str, limit: int = 4096) -> str:
+    """The text on one line, what is not printable spelled out, and cut."""
+    shown = text
+    if not text.isprintable():
+        shown = ""
+        for start in range(0, len(text), _PIECE):  # spelled out, it is long after a few of them
+            shown += escape(text[start : start + _PIECE])
+            if len(shown) > limit:
+                break
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"
 
 
+def clean(text: str, limit: int = 4096) -> str:
+    """The same for a line of a log: without its colours, tabs and trailing white space."""
+    if text.isprintable():
+        return one_line(text, limit)
+    text = text[: 2 * limit].expandtabs(4)
+    if "\x1b" in text or "\x9b" in text:
+        text = _ANSI.sub("", text)
+    return one_line(text.rstrip("\r\n "), limit)
+
+
 def clean_all(value: Any, limit: int = 4096) -> Any:
-    """A decoded JSON value with every text in it clean, names of attributes included."""
+    """A decoded JSON value with every text in it on one line, names of attributes included."""
     match value:
         case str():
-            return clean(value, limit)
+            return one_line(value, limit)
         case dict():
-            return {clean(name, 200): clean_all(each, limit) for name, each in value.items()}
+            return {one_line(name, 200): clean_all(each, limit) for name, each in value.items()}
         case list():
             return [clean_all(each, limit) for each in value]
     return value

@@ -8,7 +8,7 @@ import os
 from typing import Final
 
 from nomarr_systemd.core.ids import Component
-from nomarr_systemd.core.text import clean
+from nomarr_systemd.core.text import one_line
 from nomarr_systemd.host.files import remove, sync_directory, write_durably
 
 PAUSED: Final = "paused by "
@@ -31,7 +31,7 @@ class Holds:
         """
         try:
             with open(self._path(worker), encoding="utf-8", errors="replace") as file:
-                return clean(file.read(_MAX_TEXT).strip()) or "held"
+                return one_line(file.read(_MAX_TEXT).strip()) or "held"
         except FileNotFoundError:
             return ""
         except OSError as error:

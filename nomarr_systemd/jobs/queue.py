@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 from nomarr_systemd.core import job
 from nomarr_systemd.core.errors import KeyExists, NomarrError, StaleRevision, StoreUnavailable
 from nomarr_systemd.core.job import STATUSES, Doc, Status, key_of
-from nomarr_systemd.core.text import clean
+from nomarr_systemd.core.text import one_line
 from nomarr_systemd.store.protocol import Store
 
 JOBS: Final = "jobs"
@@ -138,9 +138,9 @@ def _swap(
         there = find(store, "", key) if tries else doc
         tries += 1
         if there["status"] not in allowed:
-            status = clean(str(there["status"]), 40)
+            status = one_line(str(there["status"]), 40)
             raise NomarrError(
-                f"job {clean(key)} is {status} and cannot be {verb}", hint=_HINTS.get(status, "")
+                f"job {one_line(key)} is {status} and cannot be {verb}", hint=_HINTS.get(status, "")
             )
         changed = change(there, now_ms())
         store.replace(JOBS, changed)

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from nomarr_systemd.core.job import Doc, path_of
 from nomarr_systemd.core.json import get_objects, is_deep
-from nomarr_systemd.core.text import clean
+from nomarr_systemd.core.text import one_line
 
 MAX_LONG: Final = 4096  # a path, a message, a result
 _MAX_TEXT: Final = 200
@@ -63,13 +63,13 @@ def view_job(doc: Doc) -> JobView:
 
 def _find_path(doc: Doc) -> str:
     try:
-        return clean(path_of(doc), MAX_LONG)
+        return one_line(path_of(doc), MAX_LONG)
     except (KeyError, ValueError, binascii.Error):
         return _text(doc.get("path"), MAX_LONG)
 
 
 def _text(value: object, most: int = _MAX_TEXT) -> str:
-    return clean(value, most) if isinstance(value, str) else ""
+    return one_line(value, most) if isinstance(value, str) else ""
 
 
 def _any(value: Any) -> str:
@@ -78,4 +78,4 @@ def _any(value: Any) -> str:
         return ""
     if is_deep(value):
         return "(nested too deeply to be shown)"
-    return clean(value if isinstance(value, str) else json.dumps(value), MAX_LONG)
+    return one_line(value if isinstance(value, str) else json.dumps(value), MAX_LONG)

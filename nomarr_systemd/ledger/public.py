@@ -26,7 +26,7 @@ from nomarr_systemd.core.json import (
     get_list,
     get_str,
 )
-from nomarr_systemd.core.text import clean, clean_all
+from nomarr_systemd.core.text import clean_all, one_line
 from nomarr_systemd.host.files import locked, remove
 from nomarr_systemd.store.open import open_store
 from nomarr_systemd.store.protocol import Store
@@ -69,7 +69,7 @@ class Publisher:
             import logging  # a rare path; the usual start-up should not pay for the import
 
             self.error = error
-            why = clean(str(error), 400)
+            why = one_line(str(error), 400)
             logging.getLogger("nomarr.store").error("cannot publish %s: %s", name, why)
 
     def remove_others(self, keys: Iterable[str]) -> None:
@@ -149,7 +149,9 @@ def read_published(directory: str, component: Component) -> Published:
         why = error.strerror or str(error)
         return Published(empty, f"The ledger's records in {path} cannot be read: {why}")
     except (ValueError, TypeError) as error:
-        return Published(empty, clean(f"The ledger's records in {path} are damaged: {error}", 400))
+        return Published(
+            empty, one_line(f"The ledger's records in {path} are damaged: {error}", 400)
+        )
 
 
 def list_published(directory: str) -> tuple[set[Component], str]:

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from nomarr_systemd.core.frames import PREFIX
 from nomarr_systemd.core.json import JsonError, decode, get_objects
-from nomarr_systemd.core.text import clean, clean_all
+from nomarr_systemd.core.text import clean_all, one_line
 
 Answer = Mapping[str, Any]
 MAX_TEXT: Final = 200  # a label, a key, a reason
@@ -29,7 +29,7 @@ class LiveWorker(NamedTuple):
     component: str
     status: str
     phase: str
-    job: str
+    job: str  # as it is, for scripts: the only text here that may not be printable
     invocation: str
     disagreement: str
 
@@ -56,10 +56,17 @@ def parse_worker(doc: Answer) -> LiveWorker:
         _text(doc.get("component")),
         _text(doc.get("status"), _WORD),
         _text(doc.get("phase"), _WORD),
-        _text(doc.get("current_job"), MAX_JOB),
+        _find_job(doc),
         _text(doc.get("invocation")),
         _text(doc.get("disagreement"), _WORD),
     )
+
+
+def _find_job(doc: Answer) -> str:
+    job = doc.get("current_job")
+    if isinstance(job, int) and not isinstance(job, bool):
+        job = str(job)
+    return job[:MAX_JOB] if isinstance(job, str) else ""
 
 
 def parse_labels(answer: Answer) -> dict[str, str]:
@@ -108,17 +115,17 @@ def parse_frames(answer: Answer) -> list[dict[str, Any]]:
 
 def parse_event(event: Answer) -> dict[str, Any]:
     """An event whose every text is clean."""
-    return {clean(name, _WORD): clean_all(value) for name, value in event.items()}
+    return {one_line(name, _WORD): clean_all(value) for name, value in event.items()}
 
 
 def _text(value: object, most: int = MAX_TEXT) -> str:
     """A text, or a number as text; empty for anything else."""
     if isinstance(value, int) and not isinstance(value, bool):
         value = str(value)
-    return clean(value, most) if isinstance(value, str) else ""
+    return one_line(value, most) if isinstance(value, str) else ""
 
 
 def _texts(value: object) -> tuple[str, ...]:
     if not isinstance(value, list):
         return ()
-    return tuple(clean(each, MAX_TEXT) for each in value[:_MOST] if isinstance(each, str))
+    return tuple(one_line(each, MAX_TEXT) for each in value[:_MOST] if isinstance(each, str))

@@ -13,7 +13,7 @@ from typing import Final
 
 from nomarr_systemd.core.ids import Component
 from nomarr_systemd.core.ledger_record import Record
-from nomarr_systemd.core.text import clean
+from nomarr_systemd.core.text import one_line
 
 MESSAGE_IDS: Final = {
     "restart": "6a1f0c7b2f7a4d0c9c0e5d8b1a7e4f01",
@@ -120,7 +120,7 @@ def _transmit(fields: Mapping[str, str]) -> None:
 
     Each value is one printable line, whatever it was made of: no value can begin another field.
     """
-    entry = "".join(f"{name}={clean(value)}\n" for name, value in fields.items()).encode()
+    entry = "".join(f"{name}={one_line(value)}\n" for name, value in fields.items()).encode()
     kind = socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
     with socket.socket(socket.AF_UNIX, kind) as link, contextlib.suppress(OSError):
         link.sendto(entry, _SOCKET)

@@ -29,7 +29,7 @@ def test_an_entry_in_the_native_protocol(journald: socket.socket) -> None:
     entry = journald.recv(65536).decode()
     assert "\nPRIORITY=5\n" in entry
     assert "OBJECT_SYSTEMD_UNIT=nomarr-worker@tag-0.service\n" in entry
-    shown = r"uid 0\nPRIORITY=0\n\nMESSAGE=forged\u202e"
+    shown = r"uid 0\nPRIORITY=0\n\nMESSAGE=\x1b[2Jforged\u202e"
     assert f"MESSAGE=tag-0: paused by {shown}\n" in entry
     assert entry.endswith(f"NOMARR_BY={shown}\n")
     assert all(line.isprintable() for line in entry.splitlines())

@@ -118,7 +118,8 @@ def parse_all(answer: dict[str, Any]) -> None:
     """All parsers on one answer: values of their types, or nothing."""
     for worker in (answers.parse_workers(answer) or {}).values():
         assert all(type(field) is str for field in worker)
-        look_at(worker)
+        look_at(worker._replace(job=""))
+        assert len(worker.job) <= answers.MAX_JOB
     for run, label in answers.parse_labels(answer).items():
         assert type(run) is type(label) is str
         look_at(label)
