@@ -37,17 +37,16 @@ def printable(text: str) -> str:
     return "\n".join(escape(line) for line in text.split("\n"))
 
 
-def clean(value: object, most: int = 200) -> str:
-    """Text of a worker's on one line, of limited length."""
-    text = escape(str(value)[: most + 1])
-    return text if len(text) <= most else text[: most - 1] + "…"
-
-
-def echo_json(value: object) -> None:
-    """Print JSON, in ASCII: what a worker said may have any character."""
+def dump_json(value: object, *, indent: int | None = None) -> str:
+    """JSON in ASCII without controls: what a worker said may have any character."""
     import json
 
-    click.echo(json.dumps(value, indent=2))
+    return json.dumps(value, indent=indent).replace("\x7f", "\\u007f")
+
+
+def echo_json(value: object, *, indent: int | None = 2) -> None:
+    """Print JSON."""
+    click.echo(dump_json(value, indent=indent))
 
 
 def warn(text: str, hint: str = "") -> None:

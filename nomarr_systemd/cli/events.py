@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Iterator
@@ -11,16 +10,19 @@ from typing import Any
 
 import click
 
+from nomarr_systemd.cli.common import echo_json
 from nomarr_systemd.core.json import get_objects
 from nomarr_systemd.core.text import clean
 from nomarr_systemd.host.scope import Scope
 from nomarr_systemd.live import client
+from nomarr_systemd.live.answers import parse_event, parse_workers
 from nomarr_systemd.live.protocol import Patterns
 from nomarr_systemd.systemd.journal import MESSAGE_IDS
 from nomarr_systemd.systemd.journal_reader import Entry, Journal, Terms
 
 DEFAULT_TOPICS = ("worker:*:status", "system:health", "queue:*")
 PATIENCE_S = 2.0
+IDLE_S, TOTAL_S = 1.0, 5.0  # without --follow: for the next snapshot, and for all of them
 FOR_EVER = float("inf")
 _KINDS = {message_id: kind for kind, message_id in MESSAGE_IDS.items()}
 _COLOURS = {"healthy": "green", "crashed": "red", "failed": "red", "error": "red", "fail": "red"}
@@ -66,9 +68,8 @@ def events(scope: Scope, follow: bool, topics: tuple[str, ...], lines: int, as_j
             _show(_as_event(entry), patterns, as_json=as_json)
         expected = None if follow else _list_topics(scope, patterns)
         try:
-            with closing(
-                client.subscribe(scope.paths.live, wanted, timeout_s=None if follow else 1.0)
-            ) as feed:
+            limits = {} if follow else {"timeout_s": IDLE_S, "total_s": TOTAL_S}
+            with closing(client.subscribe(scope.paths.live, wanted, **limits)) as feed:
                 _show_feed(feed, patterns, expected, as_json=as_json)
         except client.NoSupervisor:
             _say_alone("The supervisor does not answer")
@@ -90,8 +91,7 @@ def _say_alone(reason: str) -> None:
 
 def _list_topics(scope: Scope, patterns: Patterns) -> set[str]:
     """The topics of these patterns for which the supervisor sends a snapshot first."""
-    workers = get_objects(client.ask(scope.paths.live, {"op": "snapshot"}), "workers")
-    names = [worker.get("component") for worker in workers]
+    names = parse_workers(client.ask(scope.paths.live, {"op": "snapshot"})) or {}
     topics = {f"{name}:{what}" for name in names for what in ("status", "frames")}
     return {topic for topic in (*topics, "system:health") if patterns.match(topic)}
 
@@ -100,7 +100,7 @@ def _show_feed(
     feed: Iterator[dict[str, Any]], patterns: Patterns, expected: set[str] | None, *, as_json: bool
 ) -> None:
     """Show events: without end, or until all ``expected`` topics have come."""
-    for event in feed:
+    for event in map(parse_event, feed):
         if event.get("ok") is False:
             raise click.ClickException(clean(str(event.get("error", "refused")), 300))
         _show(event, patterns, as_json=as_json)
@@ -138,7 +138,10 @@ def _show(event: dict[str, Any], patterns: Patterns, *, as_json: bool) -> None:
     topic = event.get("topic")
     if not isinstance(topic, str) or not patterns.match(topic):
         return
-    click.echo(json.dumps(event) if as_json else describe(event))
+    if as_json:
+        echo_json(event, indent=None)
+    else:
+        click.echo(describe(event))
 
 
 def describe(event: dict[str, Any]) -> str:

@@ -7,13 +7,12 @@ from typing import Any, NamedTuple
 
 import click
 
-from nomarr_systemd.cli.common import clean
 from nomarr_systemd.core.account import Account
 from nomarr_systemd.core.ids import Component
 from nomarr_systemd.core.ledger_record import Record
 from nomarr_systemd.core.policy import Rules
 from nomarr_systemd.core.simulate import Ahead, look_ahead, window_ages
-from nomarr_systemd.core.text import count, describe_ms
+from nomarr_systemd.core.text import count, describe_ms, one_line
 from nomarr_systemd.core.time import Moment
 from nomarr_systemd.operate.overview import crash_word
 
@@ -89,7 +88,7 @@ def draw(each: Explanation, width: int) -> Iterator[str]:
     limit = f" of {rules.max_lifetime_restarts}" if rules.max_lifetime_restarts else ""
     yield click.style(each.worker.component_id, bold=True)
     if each.account.failure_reason:
-        text = f"It has failed for good: {clean(each.account.failure_reason)}."
+        text = f"It has failed for good: {one_line(each.account.failure_reason, 200)}."
         yield click.style(text, fg="red")
         yield f"When mended: nomarrctl reset --start {each.worker.instance}"
     yield (
@@ -117,7 +116,7 @@ def _draw_window(each: Explanation, width: int) -> Iterator[str]:
     yield f"  {ago}{'now'.rjust(room + 2 - len(ago))}"
     for age, run in each.inside:
         record = each.record_of(run)
-        word = clean(crash_word(record), 30) if record else "not in the history any more"
+        word = one_line(crash_word(record), 30) if record else "not in the history any more"
         yield (
             f"  x {describe_ms(age)} ago: {word}; leaves the window in"
             f" {describe_ms(each.window_ms - age)}"

@@ -5,7 +5,6 @@ The store is the one that was applied: workers look nowhere else.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -18,16 +17,16 @@ from nomarr_systemd.cli.common import (
     echo_json,
     json_option,
     note_difference,
-    printable,
     read_applied_and_compare,
 )
 from nomarr_systemd.config.values import Config
 from nomarr_systemd.core.errors import NomarrError
-from nomarr_systemd.core.job import STATUSES, Doc, Status, path_of
-from nomarr_systemd.core.json import get_objects, get_text
+from nomarr_systemd.core.job import STATUSES, Doc, Status
+from nomarr_systemd.core.json import is_deep
 from nomarr_systemd.core.text import describe_ms
 from nomarr_systemd.host.scope import Scope
 from nomarr_systemd.jobs import queue
+from nomarr_systemd.jobs.view import JobView, view_job
 from nomarr_systemd.operate.choose import choose_pool
 from nomarr_systemd.operate.job_store import open_as_owner
 from nomarr_systemd.store.protocol import Store
@@ -103,7 +102,7 @@ def add(
         click.echo(err=True)
     if as_json:
         document = {"pool": name, "paths": seen, "added": new, "file_differs": differs}
-        click.echo(json.dumps(document))
+        echo_json(document, indent=None)
     else:
         known = f", {seen - new} were there already" if seen > new else ""
         click.echo(f"{new} jobs were added to {name}{known}.")
@@ -148,7 +147,7 @@ def list_jobs(
         echo_json({"counts": counts, "jobs": found_jobs, "file_differs": differs})
         return
     for doc in docs:
-        click.echo(_draw(doc))
+        click.echo(_draw(view_job(doc)))
     for name in names:
         parts = ", ".join(f"{number} {word}" for word, number in counts[name].items() if number)
         click.echo(click.style(f"{name}: {parts or 'no jobs'}", bold=True))
@@ -170,23 +169,17 @@ def show(scope: Scope, job: str, pool: str | None, as_json: bool) -> None:
     if as_json:
         echo_json(_to_json(doc))
         return
-    click.echo(_draw(doc))
-    click.echo(f"  key       {doc['_key']}")
-    click.echo(f"  attempts  {doc.get('attempts', 0)}")
-    for name, title in (("component_id", "worker"), ("error", "error"), ("result", "result")):
-        if doc.get(name) is not None:
-            value = doc[name]
-            if name == "error" and isinstance(value, dict):
-                value = f"{value.get('type')}: {value.get('message')}"
-            text = value if isinstance(value, str) else json.dumps(value)
-            click.echo(f"  {title:<9} {printable(text)}")
-    for each in get_objects(doc, "crashes"):
-        click.echo(
-            f"  killed    {get_text(each, 'component_id')} ({printable(get_text(each, 'cause'))})"
-            f" in the run {get_text(each, 'invocation')}"
-        )
-    if doc["status"] == "quarantined":
-        click.echo("To let it run again: nomarrctl jobs quarantine release " + doc["_key"])
+    job_view = view_job(doc)
+    click.echo(_draw(job_view))
+    click.echo(f"  key       {job_view.key}")
+    click.echo(f"  attempts  {job_view.attempts}")
+    for name in ("worker", "error", "result"):
+        if text := getattr(job_view, name):
+            click.echo(f"  {name:<9} {text}")
+    for each in job_view.crashes:
+        click.echo(f"  killed    {each.component} ({each.cause}) in the run {each.invocation}")
+    if job_view.status == "quarantined":
+        click.echo("To let it run again: nomarrctl jobs quarantine release " + job_view.key)
 
 
 @jobs.command()
@@ -262,7 +255,10 @@ def prune(scope: Scope, status: Status, days: float, pool: str | None, as_json: 
     with open_as_owner(config.store) as store:
         gone = queue.prune(store, name, status, int(days * DAY_MS))
     document = {"pool": name, "pruned": gone, "file_differs": differs}
-    click.echo(json.dumps(document) if as_json else f"{gone} jobs were removed.")
+    if as_json:
+        echo_json(document, indent=None)
+    else:
+        click.echo(f"{gone} jobs were removed.")
 
 
 def _mend(
@@ -285,7 +281,7 @@ def _mend(
             docs = [_find(store, config, name, pool) for name in names]
         changed = [change(store, doc)["_key"] for doc in docs]
     if as_json:
-        click.echo(json.dumps({"pending": changed, "file_differs": differs}))
+        echo_json({"pending": changed, "file_differs": differs}, indent=None)
     else:
         click.echo(f"{len(changed)} jobs wait for a worker again.")
 
@@ -332,17 +328,18 @@ def _read_paths(file: BinaryIO, *, null: bool) -> Iterator[str]:
 
 def _to_json(doc: Doc) -> dict[str, Any]:
     """A job for scripts: its own fields, the key as ``id``. ``raw`` is base64 where the path is
-    no text."""
-    fields = {name: value for name, value in doc.items() if not name.startswith("_")}
+    no text. What is nested too deeply to be printed is left out."""
+    fields = {
+        name: value
+        for name, value in doc.items()
+        if not name.startswith("_") and not is_deep(value)
+    }
     return {"id": doc["_key"], **fields}
 
 
-def _draw(doc: Doc) -> str:
-    status = click.style(f"{doc['status']:<11}", fg=COLOURS.get(doc["status"]))
-    path = printable(path_of(doc)).replace("\n", "\\n")
-    age = describe_ms(max(0, queue.now_ms() - int(doc["updated_wall_ms"])))
-    error = doc.get("error")
-    why = ""
-    if doc["status"] in ("error", "quarantined") and isinstance(error, dict):
-        why = "  " + printable(str(error.get("message"))).replace("\n", " ")[:120]
-    return f"{status} {path}  {age} ago{why}"
+def _draw(job: JobView) -> str:
+    status = click.style(f"{job.status:<11}", fg=COLOURS.get(job.status))
+    age_ms = None if job.updated_ms is None else max(0, queue.now_ms() - job.updated_ms)
+    age = "" if age_ms is None else f"  {describe_ms(age_ms)} ago"
+    why = f"  {job.message[:120]}" if job.status in ("error", "quarantined") else ""
+    return f"{status} {job.path}{age}{why}".rstrip()

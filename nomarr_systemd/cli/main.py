@@ -4,6 +4,7 @@ used. Errors raised on purpose are printed here, as a message, a hint and an exi
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -124,6 +125,9 @@ def nomarrctl(ctx: click.Context, config_file: str | None, user: bool) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line (default: the process's own) and return its exit status."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a locale that lacks a character spells it out
+            stream.reconfigure(errors="backslashreplace")
     try:
         status = nomarrctl.main(arguments, prog_name="nomarrctl", standalone_mode=False)
     except NomarrError as error:

@@ -8,14 +8,13 @@ from typing import Any, Final, NamedTuple
 
 import click
 
-from nomarr_systemd.cli.common import clean
 from nomarr_systemd.cli.table import Table
 from nomarr_systemd.config.settings import POLICY, check, convert, explain_unknown
 from nomarr_systemd.core.errors import BadName
 from nomarr_systemd.core.ids import Component
 from nomarr_systemd.core.policy import Rules
 from nomarr_systemd.core.simulate import NOT_RUN, Simulation, Step, Sum
-from nomarr_systemd.core.text import count, describe_ms, quote
+from nomarr_systemd.core.text import count, describe_ms, one_line, quote
 from nomarr_systemd.operate.overview import crash_word
 
 _WORDS: Final = {
@@ -169,7 +168,7 @@ def _draw_steps(steps: Sequence[Step]) -> Iterator[str]:
     rows = [
         (
             time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(step.record.wall_ms / 1000)),
-            clean(crash_word(step.record), 14),
+            one_line(crash_word(step.record), 14),
             _spell(step.record.action, step.record.delay_ms),
             _spell(step.action, step.delay_ms),
         )

@@ -8,10 +8,9 @@ from typing import Final
 
 import click
 
-from nomarr_systemd.cli.common import clean
 from nomarr_systemd.cli.table import Table, fit
 from nomarr_systemd.core.job import POOL_FAILED
-from nomarr_systemd.core.text import count, describe_ms
+from nomarr_systemd.core.text import count, describe_ms, one_line
 from nomarr_systemd.operate.overview import Overview, View, crash_word
 
 _WIDE: Final = 120
@@ -64,7 +63,7 @@ def draw(overview: Overview, width: int) -> Iterator[str]:
 
 
 def _draw_supervisor(overview: Overview, width: int) -> Iterator[str]:
-    if not overview.supervisor:
+    if not overview.has_supervisor:
         unit = overview.supervisor_unit or "unknown"
         text = f"The supervisor does not answer (unit: {unit}): health and jobs are not known."
         yield click.style(fit(text, width), fg="yellow")
@@ -85,20 +84,20 @@ def _row(view: View, wide: bool) -> tuple[str, ...]:
     known = not view.ledger_problem
     window = f"{view.window_used if known else '?'}/{view.window_limit}"
     lifetime = f"{view.lifetime_used}{limit}" if known else "?"
-    job, phase = clean(view.job, _MAX_CELL), clean(view.phase, 20)
+    job, phase = one_line(view.job, _MAX_CELL), one_line(view.phase, 20)
     upcoming = _next(view)
     if wide:
         unit = "masked" if view.load == "masked" else view.active
         last = "-"
         if view.last and view.last_age_ms is not None:
             last = f"{crash_word(view.last)} {_brief(view.last_age_ms)} ago"
-        health = clean(view.health, 12) or "-"
+        health = one_line(view.health, 12) or "-"
         if view.state in ("paused", "held"):
             health = view.state
         cells = (unit, health, phase or "-", job or "-", up, window, lifetime, upcoming, last)
         return (view.worker.instance, *cells)
     last = crash_word(view.last) if view.last else "-"
-    state = clean(view.state, 12)
+    state = one_line(view.state, 12)
     return (view.worker.instance, state, job or phase or "-", up, window, lifetime, upcoming, last)
 
 
@@ -123,7 +122,7 @@ def _count_states(views: Sequence[View]) -> str:
     counts: dict[str, int] = {}
     for view in views:
         counts[view.state] = counts.get(view.state, 0) + 1
-    parts = ", ".join(f"{number} {clean(word, 12)}" for word, number in sorted(counts.items()))
+    parts = ", ".join(f"{number} {one_line(word, 12)}" for word, number in sorted(counts.items()))
     return f"{count(len(views))}, {parts}"
 
 
@@ -147,7 +146,7 @@ def _notes(views: Sequence[View], width: int) -> Iterator[str]:
         name = view.worker.instance
         if view.disagreement:
             why = _DISAGREEMENTS.get(view.disagreement, "")
-            text = f"{name}: systemd and its pipe disagree: {clean(view.disagreement, 30)}"
+            text = f"{name}: systemd and its pipe disagree: {one_line(view.disagreement, 30)}"
             yield click.style(fit(f"{text} ({why})" if why else text, width), fg="yellow")
         if view.ledger_problem:
             yield click.style(fit(f"{name}: {view.ledger_problem}", width), fg="yellow")
@@ -164,30 +163,30 @@ def draw_in_full(view: View) -> Iterator[str]:
     pid = f", pid {view.pid}" if view.pid else ""
     mask = ", masked" if view.load == "masked" else ""
     yield f"     Unit: {view.active} ({view.sub}){up}{pid}{mask}"
-    phase = f", {clean(view.phase, 30)}" if view.phase else ""
-    yield f"   Health: {clean(view.health, 20) or 'unknown'}{phase}"
+    phase = f", {one_line(view.phase, 30)}" if view.phase else ""
+    yield f"   Health: {one_line(view.health, 20) or 'unknown'}{phase}"
     if view.job:
-        yield f"      Job: {clean(view.job, 300)}"
+        yield f"      Job: {one_line(view.job, 300)}"
     if view.disagreement:
         why = _DISAGREEMENTS.get(view.disagreement, "")
-        yield click.style(f" Disagree: {clean(view.disagreement, 30)}: {why}", fg="yellow")
+        yield click.style(f" Disagree: {one_line(view.disagreement, 30)}: {why}", fg="yellow")
     if view.ledger_problem:
-        yield click.style(f"   Ledger: {clean(view.ledger_problem, 400)}", fg="yellow")
+        yield click.style(f"   Ledger: {one_line(view.ledger_problem, 400)}", fg="yellow")
     else:
         yield from _draw_counts(view)
     if view.held:
-        yield f"     Held: {clean(view.held)}"
+        yield f"     Held: {one_line(view.held, 200)}"
     if view.next_restart_ms is not None:
         yield f"     Next: restart in {describe_ms(view.next_restart_ms)}"
     if view.failure_reason:
-        yield click.style(f"   Failed: {clean(view.failure_reason)}", fg="red")
+        yield click.style(f"   Failed: {one_line(view.failure_reason, 200)}", fg="red")
         is_pools = view.failure_reason.startswith(POOL_FAILED)
         what = f"--pool {worker.pool}" if is_pools else worker.instance
         yield f"     Mend: nomarrctl reset --start {what}"
     if view.last and view.last_age_ms is not None:
         ran = "" if view.last.run_ms is None else f" after {describe_ms(view.last.run_ms)}"
         ago = describe_ms(view.last_age_ms)
-        yield f"     Last: {clean(crash_word(view.last))}{ran}, {ago} ago; {clean(view.last.text)}"
+        yield f"     Last: {crash_word(view.last)}{ran}, {ago} ago; {one_line(view.last.text, 200)}"
         yield f"      Why: nomarrctl why {worker.instance}"
 
 

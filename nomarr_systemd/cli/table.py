@@ -12,7 +12,7 @@ from typing import Final
 
 import click
 
-from nomarr_systemd.cli.common import clean
+from nomarr_systemd.core.text import one_line
 
 _PIPED: Final = 1000
 _GAP: Final = "  "
@@ -78,7 +78,7 @@ class Table:
 
 def fit(text: str, room: int) -> str:
     """Clean, and cut where it would not fit; a Chinese character takes the room of two."""
-    text = clean(text, 1000)
+    text = one_line(text, 1000)
     if len(text) <= room and text.isascii():
         return text
     taken, used = "", 0

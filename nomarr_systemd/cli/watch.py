@@ -21,6 +21,7 @@ from typing import Final
 
 import click
 
+from nomarr_systemd.cli.common import dump_json
 from nomarr_systemd.cli.status_table import draw
 from nomarr_systemd.cli.table import fit
 from nomarr_systemd.core.errors import NomarrError
@@ -147,14 +148,14 @@ class _Lines:
             document: dict[str, object] = {"error": str(overview)}
         else:
             workers = [view.to_json() for view in overview.views]
-            document = {"supervisor": bool(overview.supervisor), "workers": workers}
+            document = {"supervisor": overview.has_supervisor, "workers": workers}
         # Time passes in every line; that alone is no change.
         steady = json.dumps(document, default=str)
         if isinstance(overview, Overview):
             steady = json.dumps([document["supervisor"], [_steady(each) for each in workers]])
         if steady != self._shown:
             self._shown = steady
-            sys.stdout.write(json.dumps(document) + "\n")
+            sys.stdout.write(dump_json(document) + "\n")
             sys.stdout.flush()
 
 

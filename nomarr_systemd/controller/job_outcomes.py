@@ -7,26 +7,23 @@ fail a pool that has failed by root's own count.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Sequence
+from typing import Final
 
 from nomarr_systemd.controller.site import Site
 from nomarr_systemd.core.errors import KeyExists, StoreError
 from nomarr_systemd.core.ids import is_run
 from nomarr_systemd.core.intents import Quarantine, Tell
 from nomarr_systemd.core.plan import is_blamed
-from nomarr_systemd.core.text import escape
 from nomarr_systemd.core.world import Outcome
 from nomarr_systemd.host import clock
-from nomarr_systemd.live import client
+from nomarr_systemd.live.answers import parse_outcomes
 
 QUARANTINES: Final = "job_crashes"  # runs whose jobs were quarantined and restarts given back
 TIMEOUT_S: Final = 2.0  # it answers within a second, settled or not
 _KEPT_MS: Final = 30 * 86_400_000
 _KEPT: Final = 1000  # notes, and names of jobs in each: 18 kB at most
 _KEPT_JOBS: Final = 20
-_MOST: Final = 100
-_MAX_TEXT: Final = 200
 
 
 def tell_supervisor(site: Site, tells: Sequence[Tell]) -> tuple[list[Outcome], set[str]]:
@@ -46,32 +43,17 @@ def tell_supervisor(site: Site, tells: Sequence[Tell]) -> tuple[list[Outcome], s
         for each in tells
     ]
     request = {"op": "crashed", "deaths": deaths}
-    answers = client.ask(site.paths.live, request, timeout_s=TIMEOUT_S).get("outcomes")
+    answer = site.live.ask(request, about=len(deaths), timeout_s=TIMEOUT_S)
+    settled = parse_outcomes(answer)
     outcomes, unanswered = [], set()
     for each in tells:
         invocation = each.record.invocation
-        answer = answers.get(invocation) if isinstance(answers, dict) else None
-        if isinstance(answer, dict) and answer.get("settled") is True:
-            outcomes.append(_parse(each.component.component_id, invocation, answer))
+        if invocation in settled:
+            name = each.component.component_id
+            outcomes.append(Outcome(name, invocation, *settled[invocation]))
         elif is_run(invocation):  # a start that failed had no job
             unanswered.add(invocation)
     return [each for each in outcomes if each.quarantined or each.fail_pool], unanswered
-
-
-def _parse(component_id: str, invocation: str, answer: Mapping[str, Any]) -> Outcome:
-    return Outcome(
-        component_id,
-        invocation,
-        _texts(answer.get("quarantined")),
-        _texts(answer.get("refund")),
-        bool(answer.get("fail_pool")),
-    )
-
-
-def _texts(value: object) -> tuple[str, ...]:
-    if not isinstance(value, list):
-        return ()
-    return tuple(escape(each)[:_MAX_TEXT] for each in value[:_MOST] if isinstance(each, str))
 
 
 def read_quarantines(site: Site, outcomes: Iterable[Outcome]) -> frozenset[str]:

@@ -32,6 +32,7 @@ from nomarr_systemd.controller.reports import (
 )
 from nomarr_systemd.controller.site import Site
 from nomarr_systemd.core.errors import ConfigError, NomarrError, StoreError
+from nomarr_systemd.core.ids import Component
 from nomarr_systemd.core.plan import plan
 from nomarr_systemd.core.world import Outcome, World
 from nomarr_systemd.host import clock
@@ -47,6 +48,7 @@ LOOK_AGAIN_S: Final = 0.5  # at a canary
 LOOK_AT_ALL_MS: Final = 10_000  # at its pool, if nothing rang
 SOON: Final = "nomarr-reconcile-soon.timer"
 _PASSES: Final = 5  # an incident that opens concerns more workers, and so do jobs that are settled
+_NOT_OF_ONE: Final = (ManagerError, StoreError, LedgerUnwritable)  # nobody can be handled
 Stamp = tuple[int, int]
 
 
@@ -56,6 +58,7 @@ def run(site: Site, *, everybody: bool, resumed: Mapping[str, str] | None = None
     Call it in ``site.alone()``.
     """
     make_directory(site.paths)
+    site.ask_anew()
     reports = read_reports(site.paths, with_untold=everybody)
     deaths = [*reports.deaths, *(find_unheard(site, reports.deaths) if everybody else ())]
     who = None if everybody else [*(each.component for each in deaths), *reports.due]
@@ -63,9 +66,31 @@ def run(site: Site, *, everybody: bool, resumed: Mapping[str, str] | None = None
     for each in deaths:
         if each.component not in configured:  # started by hand, and its mask would stay
             clear_report(site.paths, each.invocation)
+    due = [*reports.due]
+    try:
+        owes = _handle(site, deaths, who, due, resumed)
+    except _NOT_OF_ONE:
+        raise
+    except Exception as error:  # about one worker, as a rule: the others are handled without it
+        log(ERROR, "after a fault each worker is handled alone", fault=_describe(error))
+        _handle_each(site, deaths, configured if who is None else who, due)
+        owes = True
+    for component, written_ns in reports.due.items():
+        clear_due(site.paths, component, written_ns)
+    return owes
+
+
+def _handle(
+    site: Site,
+    deaths: list[Report],
+    who: Sequence[Component] | None,
+    due: Sequence[Component],
+    resumed: Mapping[str, str] | None,
+) -> bool:
+    """Observe, plan and act until nothing is left to do; True as in ``run``."""
     owes, outcomes = False, tuple[Outcome, ...]()
     for _ in range(_PASSES):
-        world = observe(site, deaths, who, due=[*reports.due], outcomes=outcomes, resumed=resumed)
+        world = observe(site, deaths, who, due=due, outcomes=outcomes, resumed=resumed)
         done, world = _carry_out(site, world)
         _clear_seen(site, deaths, world)
         owes |= done.owes or (done.untold and world.supervisor_active) or _waits(world)
@@ -73,9 +98,37 @@ def run(site: Site, *, everybody: bool, resumed: Mapping[str, str] | None = None
         if not outcomes and not done.changed_incidents:
             break
         deaths = read_reports(site.paths).deaths
-    for component, written_ns in reports.due.items():
-        clear_due(site.paths, component, written_ns)
     return owes
+
+
+def _handle_each(
+    site: Site, deaths: Iterable[Report], who: Iterable[Component], due: Sequence[Component]
+) -> None:
+    """Handle workers one by one, in one pass each. A fault about one is logged, and what is owed
+    to that worker stays owed; so does what the supervisor answered, which is asked again."""
+    reports: dict[Component, list[Report]] = {each: [] for each in sorted(who)}
+    for death in deaths:
+        reports.setdefault(death.component, []).append(death)
+    for component, own in reports.items():
+        try:
+            rang = [each for each in due if each == component]
+            _, world = _carry_out(site, observe(site, own, [component], due=rang))
+            _clear_seen(site, own, world)
+        except _NOT_OF_ONE:
+            raise
+        except Exception as error:
+            name, fault = component.component_id, _describe(error)
+            log(ERROR, "a fault: this worker is left as it is", component=name, fault=fault)
+
+
+def _describe(error: Exception) -> str:
+    """The fault and where it happened, in one line, for whoever mends it."""
+    places = []
+    trace = error.__traceback__
+    while trace is not None:
+        places.append(f"{trace.tb_frame.f_code.co_qualname}:{trace.tb_lineno}")
+        trace = trace.tb_next
+    return f"{type(error).__name__}: {str(error)[:200]} ({' > '.join(places[-5:])})"
 
 
 def _carry_out(site: Site, world: World) -> tuple[Done, World]:
@@ -212,6 +265,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except NomarrError as error:
         log(ERROR, str(error), hint=error.hint)
         return error.exit_status
+    except Exception as error:  # what is owed is in files and in the ledger: it is started again
+        log(ERROR, "a fault", fault=_describe(error))
+        return 1
 
 
 def _choose(flags: set[str]) -> Callable[[Site, Stamp], bool]:

@@ -32,7 +32,7 @@ from nomarr_systemd.core.time import Moment, age_ms
 from nomarr_systemd.core.world import Outcome, Pool, Spooled, Unit, Worker, World
 from nomarr_systemd.host import clock
 from nomarr_systemd.ledger.spool import SUFFIX
-from nomarr_systemd.live import client
+from nomarr_systemd.live.answers import parse_labels, parse_workers
 from nomarr_systemd.systemd import stop_intent
 from nomarr_systemd.systemd.manager import (
     SHUTDOWN,
@@ -380,10 +380,7 @@ def _ask_labels(
     ]
     if not runs:
         return {}
-    labels = client.ask(site.paths.live, {"op": "labels", "runs": runs}).get("labels")
-    if not isinstance(labels, dict):
-        return {}
-    return {str(run): label for run, label in labels.items() if isinstance(label, str)}
+    return parse_labels(site.live.ask({"op": "labels", "runs": runs}, about=len(runs)))
 
 
 def has_open_incident(site: Site) -> bool:
@@ -402,6 +399,7 @@ def observe_canaries(site: Site) -> Canaries:
         return ()
     if not incidents:
         return ()
+    site.ask_anew()
     healthy = _find_healthy(site, Seen(None, incidents))
     canaries = [parse_component(each.canary) for each in incidents.values()]
     questions: dict[str, Sequence[str]] = {}
@@ -425,12 +423,10 @@ def _find_healthy(site: Site, seen: Seen) -> frozenset[str]:
     canaries = {each.canary for each in seen.incidents.values() if not each.closed}
     if not canaries:
         return frozenset()
-    workers = client.ask(site.paths.live, {"op": "snapshot"}).get("workers")
-    if not isinstance(workers, list):
+    answer = site.live.ask({"op": "snapshot"}, about=len(site.config.components()))
+    workers = parse_workers(answer)
+    if workers is None:
         return frozenset(canaries)
-    healthy = {
-        each.get("component")
-        for each in workers
-        if isinstance(each, dict) and each.get("status") == "healthy"
-    }
-    return frozenset(canaries & healthy)
+    return frozenset(
+        each for each in canaries if each in workers and workers[each].status == "healthy"
+    )

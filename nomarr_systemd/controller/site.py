@@ -17,6 +17,7 @@ from nomarr_systemd.ledger.incidents import IncidentStore
 from nomarr_systemd.ledger.ledger import Ledger
 from nomarr_systemd.ledger.public import open_policy_store
 from nomarr_systemd.ledger.spool import Spool
+from nomarr_systemd.live.client import MAX_BRIEF, Batch
 from nomarr_systemd.store.protocol import Store
 from nomarr_systemd.systemd.manager import Manager
 
@@ -32,8 +33,13 @@ class Site:
         self.holds = Holds(paths.hold)
         self.recent: dict[str, list[Death]] = {}  # by pool: booked and blamed in the last seconds
         self.observed_ms = 0  # when systemd was last asked about all that matters, monotonic
+        self.ask_anew()
         self._host = host_of(config.store.url)
         self._store: Store | None = None
+
+    def ask_anew(self) -> None:
+        """Begin another batch of questions to the supervisor, which may have hung in the last."""
+        self.live = Batch(self.paths.live, max_bytes=MAX_BRIEF)
 
     @property
     def store(self) -> Store:

@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 from nomarr_systemd.core.death import Death
 from nomarr_systemd.core.ledger_record import DECISIONS, EFFECTS, Record, with_effect
 from nomarr_systemd.core.policy import Decision, Evidence, History, Rules, decide
+from nomarr_systemd.core.text import one_line
 from nomarr_systemd.core.time import Moment, age_ms
 
 # Counted restarts by boot: invocation, wall_ms, boottime_ms and so on in one row, which JSON reads
@@ -343,8 +344,8 @@ def _append(
 
 
 def _one_line(text: str) -> str:
-    """Replace the bar that ends a field, and cut the text to MAX_TEXT."""
-    return text[:MAX_TEXT].replace("|", "/").replace("\n", " ")
+    """Replace the bar that ends a field, spell out what is not printable, and cut the text."""
+    return one_line(text.replace("|", "/").replace("\n", " "), MAX_TEXT)
 
 
 def _count(account: Account, record: Record, *, overtaken: bool = False) -> Account:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from json.decoder import JSONDecoder
 from types import NoneType
 from typing import Any, Final
 
 from nomarr_systemd.core.health import Event
+from nomarr_systemd.core.json import DECODER, MAX_DEPTH, is_deep
 
 MAX_FRAME: Final = 4096  # with the newline: the longest write that is atomic on a pipe
 PREFIX: Final = b"HEALTH|"
@@ -70,21 +70,8 @@ class Frame:
             return self._fields
 
 
-def _refuse(text: str) -> float:
-    raise ValueError(text)
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if value - value != 0:  # 1e999 is valid JSON, and infinite
-        raise ValueError(text)
-    return value
-
-
 # The scanner behind json.loads, without its two searches for white space at every call.
-_scan: Callable[[str, int], tuple[Any, int]] = JSONDecoder(  # type: ignore[attr-defined]
-    parse_float=_finite, parse_constant=_refuse
-).scan_once
+_scan: Callable[[str, int], tuple[Any, int]] = DECODER.scan_once  # type: ignore[attr-defined]
 
 # Most frames differ from the one before only in job, seq and progress_age_s. A line that differs
 # from the last valid one only in these is valid too and is not parsed: one text without escapes
@@ -187,6 +174,8 @@ class Decoder:
             return self._drop("json")
         if type(fields) is not dict or (end < len(text) and text[end:].strip(" \t\r")):
             return self._drop("json")
+        if line.count(b"{") + line.count(b"[") > MAX_DEPTH and is_deep(fields):
+            return self._drop("json")
         if "\\u" in text and not _is_text(fields):
             return self._drop("encoding")
         if fields.get("component_id") != self._component_id:
@@ -217,7 +206,7 @@ def _is_text(fields: dict[str, Any]) -> bool:
     """False if an escape makes a lone surrogate, which cannot be printed."""
     try:
         json.dumps(fields, ensure_ascii=False).encode()
-    except (UnicodeEncodeError, RecursionError):
+    except UnicodeEncodeError:
         return False
     return True
 

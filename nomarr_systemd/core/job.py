@@ -187,7 +187,8 @@ def requeue(doc: Doc, wall_ms: int) -> Doc:
 
 def release(doc: Doc, wall_ms: int) -> Doc:
     """End the quarantine: earlier crashes stay on record and are no longer counted."""
-    return requeue(doc, wall_ms) | {"forgiven": len(doc.get("crashes", ()))}
+    crashes = doc.get("crashes")
+    return requeue(doc, wall_ms) | {"forgiven": len(crashes) if isinstance(crashes, list) else 0}
 
 
 def is_in_hand(doc: Mapping[str, Any] | None, invocation: str) -> bool:

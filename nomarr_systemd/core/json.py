@@ -1,10 +1,11 @@
-"""Typed getters for decoded JSON that is not trusted: a value of another type than expected raises
-JsonError, which names the attribute. Decoding itself is the standard library's.
+"""JSON that is not trusted: decoding with bounded nesting, and typed getters. A value of another
+type than expected raises JsonError, which names the attribute.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from json.decoder import JSONDecoder
 from typing import Any, Final, TypeVar
 
 Object = Mapping[str, Any]
@@ -12,8 +13,54 @@ _T = TypeVar("_T")
 _REQUIRED: Final = object()
 
 
+MAX_DEPTH: Final = 32  # lists and objects in each other; whoever walks through them may recurse
+
+
 class JsonError(ValueError):
-    """An attribute is missing, or its value has the wrong type."""
+    """The text is no JSON that is accepted, an attribute is missing, or its type is wrong."""
+
+
+def _refuse(text: str) -> float:
+    raise ValueError(text)
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if value - value != 0:  # 1e999 is valid JSON, and infinite
+        raise ValueError(text)
+    return value
+
+
+DECODER: Final = JSONDecoder(parse_float=_finite, parse_constant=_refuse)
+
+
+def decode(text: str | bytes) -> Any:
+    """The value of a JSON text in UTF-8; JsonError for anything else, for numbers that are not
+    finite, and if it is nested deeper than MAX_DEPTH."""
+    try:
+        if isinstance(text, bytes):
+            text = text.decode()
+        value = DECODER.decode(text)
+    except (ValueError, RecursionError) as error:
+        raise JsonError(f"not JSON: {str(error)[:100]}") from error
+    if text.count("[") + text.count("{") > MAX_DEPTH and is_deep(value):
+        raise JsonError(f"nested deeper than {MAX_DEPTH}")
+    return value
+
+
+def is_deep(value: object) -> bool:
+    """True if the value is nested deeper than MAX_DEPTH. Takes no stack itself."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            inner
+            for each in level
+            if isinstance(each, (dict, list))
+            for inner in (each.values() if isinstance(each, dict) else each)
+        ]
+        if not level:
+            return False
+    return any(isinstance(each, (dict, list)) for each in level)
 
 
 def as_object(value: object, what: str = "the document") -> dict[str, Any]:

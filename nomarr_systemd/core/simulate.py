@@ -154,7 +154,7 @@ class _Replay:
         elif not record.kind and record.action == "restart":
             self._account = book_keeping.increment(account, at)
             return
-        elif record.kind:
+        elif record.kind and record.action in DECISIONS:
             death = record.death(self._account.component_id)
             self._wake(record)
             self._account, _ = book_keeping.book(

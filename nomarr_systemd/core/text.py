@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Final
+from typing import Any, Final
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]{1,60}")
 
@@ -34,11 +34,24 @@ def quote(text: str) -> str:
     return f'"{escape(backslashed)}"'
 
 
+class _Spellings(dict[int, str]):
+    """What each character is shown as, for ``str.translate``: one that cannot be printed (controls,
+    line breaks, directions of writing, halves of pairs) is spelled out."""
+
+    def __missing__(self, code: int) -> str:
+        sign = chr(code)
+        shown = sign if sign.isprintable() else ascii(sign)[1:-1]
+        if code < 0x2100:  # all common ones; kept for ever, so not the whole of Unicode
+            self[code] = shown
+        return shown
+
+
+_SPELLINGS: Final = _Spellings()
+
+
 def escape(text: str) -> str:
-    """The text with every character that cannot be printed spelled out."""
-    if text.isprintable():
-        return text
-    return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
+    """The text on one line, with every character that cannot be printed spelled out."""
+    return text if text.isprintable() else text.translate(_SPELLINGS)
 
 
 def spell(path: tuple[str | int, ...]) -> str:
@@ -73,15 +86,41 @@ _ANSI: Final = re.compile(
 )
 
 
+_PIECE: Final = 512
+
+
+def one_line(text: str, limit: int = 4096) -> str:
+    """The text on one line, what is not printable spelled out, and cut."""
+    shown = text
+    if not text.isprintable():
+        shown = ""
+        for start in range(0, len(text), _PIECE):  # spelled out, it is long after a few of them
+            shown += escape(text[start : start + _PIECE])
+            if len(shown) > limit:
+                break
+    return shown if len(shown) <= limit else shown[: limit - 1] + "…"
+
+
 def clean(text: str, limit: int = 4096) -> str:
-    """One line, without its colours, with nothing in it that is not printable, and cut."""
+    """The same for a line of a log: without its colours, tabs and trailing white space."""
     if text.isprintable():
-        return text if len(text) <= limit else text[: limit - 1] + "…"
-    text = text[: 4 * limit].expandtabs(4)
+        return one_line(text, limit)
+    text = text[: 2 * limit].expandtabs(4)
     if "\x1b" in text or "\x9b" in text:
         text = _ANSI.sub("", text)
-    shown = escape(text.rstrip("\r\n "))
-    return shown if len(shown) <= limit else shown[: limit - 1] + "…"
+    return one_line(text.rstrip("\r\n "), limit)
+
+
+def clean_all(value: Any, limit: int = 4096) -> Any:
+    """A decoded JSON value with every text in it on one line, names of attributes included."""
+    match value:
+        case str():
+            return one_line(value, limit)
+        case dict():
+            return {one_line(name, 200): clean_all(each, limit) for name, each in value.items()}
+        case list():
+            return [clean_all(each, limit) for each in value]
+    return value
 
 
 def clean_lines(text: str, limit: int = 4096, most: int = 2000) -> list[str]:

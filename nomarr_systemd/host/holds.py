@@ -8,7 +8,7 @@ import os
 from typing import Final
 
 from nomarr_systemd.core.ids import Component
-from nomarr_systemd.core.text import clean
+from nomarr_systemd.core.text import clean, one_line
 from nomarr_systemd.host.files import remove, sync_directory, write_durably
 
 PAUSED: Final = "paused by "
@@ -25,13 +25,13 @@ class Holds:
         self._directory = directory
 
     def read(self, worker: Component) -> str:
-        """Why the worker may not start; empty if it may.
+        """Why the worker may not start, in one printable line; empty if it may.
 
         Never raises: systemd refuses the start of a worker whose hold exists, readable or not.
         """
         try:
             with open(self._path(worker), encoding="utf-8", errors="replace") as file:
-                return file.read(_MAX_TEXT).strip() or "held"
+                return one_line(file.read(_MAX_TEXT).strip()) or "held"
         except FileNotFoundError:
             return ""
         except OSError as error:

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from nomarr_systemd.core import job
 from nomarr_systemd.core.errors import BadDocument, KeyExists, StaleRevision
 from nomarr_systemd.core.job import Doc, Owner
-from nomarr_systemd.jobs.queue import JOBS, now_ms
+from nomarr_systemd.jobs.queue import JOBS, now_ms, write_again
 from nomarr_systemd.store.protocol import Store, encode
 
 CLAIMS: Final = "worker_claims"
@@ -83,24 +83,25 @@ class Claims:
         False: the job no longer belongs to this run, because it was settled or its pool failed.
         Then nothing is changed.
         """
-        while True:
-            try:
-                with self.store.batch():
-                    doc = self.store.get(JOBS, key)
-                    ours = job.is_in_hand(doc, self.owner.invocation)
-                    if doc is not None and ours:
-                        self.store.replace(JOBS, _finish(doc, end, now_ms()))
-                    claim = self.store.get(CLAIMS, job.claim_key(key))
-                    if claim is not None and claim["invocation"] == self.owner.invocation:
-                        self.store.delete(CLAIMS, claim["_key"], claim["_rev"])
-            except StaleRevision:
-                continue  # it was settled meanwhile
-            # After a lost answer the job has the end that the first call recorded.
-            return ours or (
-                doc is not None
-                and doc.get("invocation") == self.owner.invocation
-                and doc["status"] == end.status
-            )
+
+        def write() -> tuple[Doc | None, bool]:
+            with self.store.batch():
+                doc = self.store.get(JOBS, key)
+                ours = job.is_in_hand(doc, self.owner.invocation)
+                if doc is not None and ours:
+                    self.store.replace(JOBS, _finish(doc, end, now_ms()))
+                claim = self.store.get(CLAIMS, job.claim_key(key))
+                if claim is not None and claim["invocation"] == self.owner.invocation:
+                    self.store.delete(CLAIMS, claim["_key"], claim["_rev"])
+            return doc, ours
+
+        doc, ours = write_again(write)  # it may be settled meanwhile
+        # After a lost answer the job has the end that the first call recorded.
+        return ours or (
+            doc is not None
+            and doc.get("invocation") == self.owner.invocation
+            and doc["status"] == end.status
+        )
 
     def _insert(self, claim: Doc) -> None:
         try:

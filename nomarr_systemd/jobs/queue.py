@@ -8,15 +8,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
-from typing import Final
+from typing import Final, TypeVar
 
 from nomarr_systemd.core import job
-from nomarr_systemd.core.errors import NomarrError, StaleRevision
+from nomarr_systemd.core.errors import KeyExists, NomarrError, StaleRevision, StoreUnavailable
 from nomarr_systemd.core.job import STATUSES, Doc, Status, key_of
+from nomarr_systemd.core.text import one_line
 from nomarr_systemd.store.protocol import Store
 
 JOBS: Final = "jobs"
 PAGE: Final = 500  # documents per commit: other writers get a turn in between
+MAX_TRIES: Final = 1000  # of many writers one gets through each time
+_Written = TypeVar("_Written")
 
 
 class NoSuchJob(NomarrError):
@@ -28,6 +31,22 @@ class NoSuchJob(NomarrError):
 
 def now_ms() -> int:
     return time.time_ns() // 1_000_000
+
+
+def write_again(write: Callable[[], _Written]) -> _Written:
+    """Call ``write``, again whenever another process wrote one of its documents meanwhile.
+
+    StoreUnavailable after MAX_TRIES: in a store of the workers' anything may happen.
+    """
+    for _ in range(MAX_TRIES):
+        try:
+            return write()
+        except (StaleRevision, KeyExists):
+            continue
+    raise StoreUnavailable(
+        f"a document of the jobs was changed {MAX_TRIES} times while it was written",
+        hint="look what else writes the work store; if nothing does, it is damaged: move it away",
+    )
 
 
 def add(
@@ -89,7 +108,7 @@ def prune(store: Store, pool: str, status: Status, older_than_ms: int) -> int:
     """Delete jobs in this final status that were last changed earlier; returns how many."""
     before = now_ms() - older_than_ms
     gone = 0
-    old = (doc for doc in walk(store, pool, status) if doc["updated_wall_ms"] <= before)
+    old = (doc for doc in walk(store, pool, status) if _is_older(doc, before))
     while page := list(islice(old, PAGE)):
         with store.batch():
             for doc in page:
@@ -100,6 +119,11 @@ def prune(store: Store, pool: str, status: Status, older_than_ms: int) -> int:
     return gone
 
 
+def _is_older(doc: Doc, wall_ms: int) -> bool:
+    updated = doc.get("updated_wall_ms")
+    return isinstance(updated, int) and updated <= wall_ms
+
+
 def _swap(
     store: Store,
     doc: Doc,
@@ -107,18 +131,22 @@ def _swap(
     change: Callable[[Doc, int], Doc],
     verb: str,
 ) -> Doc:
-    while True:
-        if doc["status"] not in allowed:
+    key, tries = doc["_key"], 0
+
+    def swap() -> Doc:
+        nonlocal tries
+        there = find(store, "", key) if tries else doc
+        tries += 1
+        if there["status"] not in allowed:
+            status = one_line(str(there["status"]), 40)
             raise NomarrError(
-                f"job {doc['_key']} is {doc['status']} and cannot be {verb}",
-                hint=_HINTS.get(doc["status"], ""),
+                f"job {one_line(key)} is {status} and cannot be {verb}", hint=_HINTS.get(status, "")
             )
-        changed = change(doc, now_ms())
-        try:
-            store.replace(JOBS, changed)
-            return changed
-        except StaleRevision:
-            doc = find(store, "", doc["_key"])
+        changed = change(there, now_ms())
+        store.replace(JOBS, changed)
+        return changed
+
+    return write_again(swap)
 
 
 _HINTS: Final = {

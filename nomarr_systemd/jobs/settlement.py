@@ -13,13 +13,14 @@ from typing import Final, NamedTuple
 
 from nomarr_systemd.config.values import Pool
 from nomarr_systemd.core import job
-from nomarr_systemd.core.errors import KeyExists, StaleRevision
+from nomarr_systemd.core.errors import StaleRevision, StoreUnavailable
 from nomarr_systemd.core.job import Doc, Outcome, RunEnd
 from nomarr_systemd.jobs.claims import CLAIMS
-from nomarr_systemd.jobs.queue import JOBS, PAGE
+from nomarr_systemd.jobs.queue import JOBS, PAGE, write_again
 from nomarr_systemd.store.protocol import Store
 
 STATS: Final = "stats"
+_MAX_PAGES: Final = 10_000  # five million jobs; the rest is for the next call
 
 
 class ClaimedRun(NamedTuple):
@@ -35,13 +36,12 @@ def settle(store: Store, pool: Pool, end: RunEnd) -> tuple[Outcome, bool]:
 
     May raise StoreUnavailable; then call it again.
     """
-    while True:
-        try:
-            with store.batch():
-                outcome, is_new = _settle(store, pool, end)
-            break
-        except (StaleRevision, KeyExists):
-            continue  # another process wrote one of the documents meanwhile
+
+    def write() -> tuple[Outcome, bool]:
+        with store.batch():
+            return _settle(store, pool, end)
+
+    outcome, is_new = write_again(write)
     if outcome.fail_pool:
         finish_failing(store, pool.name, end.wall_ms)
     return outcome, is_new
@@ -108,8 +108,14 @@ def _settle(store: Store, pool: Pool, end: RunEnd) -> tuple[Outcome, bool]:
 
 def _fail_pending(store: Store, pool: str, error: Doc, wall_ms: int) -> None:
     where = {"pool": pool, "status": "pending"}
-    while page := store.find(JOBS, where, limit=PAGE):
+    for _ in range(_MAX_PAGES):
+        page = store.find(JOBS, where, limit=PAGE)
+        if not page:
+            return
         _fail(store, page, error, wall_ms)
+    raise StoreUnavailable(
+        f"the queue of {pool} does not become empty", hint="look what else writes the work store"
+    )
 
 
 def _fail_claimed(store: Store, pool: str, error: Doc, wall_ms: int) -> None:
@@ -146,9 +152,4 @@ def _write_books(store: Store, books: Doc) -> None:
 
 
 def _change_books(store: Store, pool: str, change: Callable[[Doc], Doc]) -> None:
-    while True:
-        try:
-            _write_books(store, change(_read_books(store, pool)))
-            return
-        except (StaleRevision, KeyExists):
-            continue
+    write_again(lambda: _write_books(store, change(_read_books(store, pool))))

@@ -8,7 +8,6 @@ is renamed into place here. These files are copies: losing one loses nothing.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
@@ -17,8 +16,8 @@ from nomarr_systemd.config.values import StoreSettings
 from nomarr_systemd.core.account import Account
 from nomarr_systemd.core.errors import BadName, StoreError, StoreUnavailable
 from nomarr_systemd.core.ids import Component, parse_component
-from nomarr_systemd.core.json import as_object
-from nomarr_systemd.core.text import clean
+from nomarr_systemd.core.json import as_object, decode
+from nomarr_systemd.core.text import clean_all, one_line
 from nomarr_systemd.host.files import locked, remove
 from nomarr_systemd.host.layout import VIEWERS
 from nomarr_systemd.ledger.documents import read_account
@@ -62,9 +61,8 @@ class Publisher:
             import logging  # a rare path; the usual start-up should not pay for the import
 
             self.error = error
-            logging.getLogger("nomarr.store").error(
-                "cannot publish %s: %s", name, clean(str(error))
-            )
+            why = one_line(str(error), 400)
+            logging.getLogger("nomarr.store").error("cannot publish %s: %s", name, why)
 
     def remove_others(self, keys: Iterable[str]) -> None:
         """Remove the files of all documents but these: what a kill or a removal left."""
@@ -145,8 +143,10 @@ def read_published(directory: str, component: Component) -> Published:
     except OSError as error:
         why = error.strerror or str(error)
         return Published(empty, f"The ledger's records in {path} cannot be read: {why}")
-    except (ValueError, TypeError, RecursionError) as error:
-        return Published(empty, f"The ledger's records in {path} are damaged: {error}"[:400])
+    except (ValueError, TypeError) as error:
+        return Published(
+            empty, one_line(f"The ledger's records in {path} are damaged: {error}", 400)
+        )
 
 
 def list_published(directory: str) -> tuple[set[Component], str]:
@@ -167,8 +167,9 @@ def list_published(directory: str) -> tuple[set[Component], str]:
 
 
 def _decode(content: bytes, component: Component) -> Account:
-    """The account, or ValueError; also where it is another worker's."""
-    return read_account(as_object(json.loads(content)), component.component_id)
+    """The account, every text of it printable; or ValueError or TypeError, also where it is another
+    worker's."""
+    return read_account(as_object(clean_all(decode(content))), component.component_id)
 
 
 def _say_closed(path: str) -> str:

@@ -1,6 +1,7 @@
 """The one client of the supervisor's live socket: ask a question, or subscribe to events.
 
-Answers and events are untrusted input.
+Answers and events are untrusted: each has one deadline and one limit of size, and what is in them
+is for ``live.answers`` to make values of.
 """
 
 from __future__ import annotations
@@ -13,9 +14,13 @@ import time
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any, Final
 
+from nomarr_systemd.core.json import JsonError, decode
 from nomarr_systemd.live.protocol import SUBSCRIBE
 
 MAX_LINE: Final = 8 << 20  # one answer or event; a snapshot of 4,096 workers fits
+MAX_BRIEF: Final = 65_536  # the same for the controller, and MAX_ABOUT for each run it asks about
+MAX_ABOUT: Final = 1024
+ANSWER_S: Final = 0.5
 _CONNECT_S: Final = 2.0
 _PIECE: Final = 65_536
 _CREDENTIALS: Final = struct.Struct("3i")
@@ -32,7 +37,7 @@ class Subscription:
     """
 
     def __init__(self, path: str, topics: Sequence[str], *, timeout_s: float = _CONNECT_S) -> None:
-        self._rest = b""
+        self._rest = bytearray()  # the beginning of a line
         ends = time.monotonic() + timeout_s
         self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -55,9 +60,12 @@ class Subscription:
             return []
         except OSError:
             return None
-        *lines, self._rest = (self._rest + piece).split(b"\n")
-        if not piece or len(self._rest) > MAX_LINE:
+        if not piece:
             return None
+        self._rest += piece
+        if b"\n" not in piece:  # only then the line is looked at: it may come byte by byte
+            return [] if len(self._rest) <= MAX_LINE else None
+        *lines, self._rest = self._rest.split(b"\n")
         return [event for line in lines if (event := _parse(line))]
 
     def wait(self, timeout_s: float | None) -> list[dict[str, Any]] | None:
@@ -76,15 +84,23 @@ class Subscription:
 
 
 def subscribe(
-    path: str, topics: Sequence[str], *, timeout_s: float | None = None
+    path: str,
+    topics: Sequence[str],
+    *,
+    timeout_s: float | None = None,
+    total_s: float | None = None,
 ) -> Generator[dict[str, Any], None, None]:
     """Events until the supervisor leaves. NoSupervisor if it is not there at first; TimeoutError
-    after ``timeout_s`` without an event."""
-    subscription = Subscription(path, topics, timeout_s=timeout_s or _CONNECT_S)
+    after ``timeout_s`` without an event, and after ``total_s`` whatever comes."""
+    ends = None if total_s is None else time.monotonic() + total_s
+    subscription = Subscription(path, topics, timeout_s=timeout_s or total_s or _CONNECT_S)
     try:
         while True:
+            left_s = _left_s(ends)
+            if left_s is None or (timeout_s is not None and timeout_s < left_s):
+                left_s = timeout_s
             try:
-                events = subscription.wait(timeout_s)
+                events = subscription.wait(left_s)
             except ConnectionError:
                 return
             if events is None:
@@ -94,25 +110,59 @@ def subscribe(
         subscription.close()
 
 
-def ask(path: str, request: Mapping[str, object], *, timeout_s: float = 0.5) -> dict[str, Any]:
+def ask(
+    path: str,
+    request: Mapping[str, object],
+    *,
+    timeout_s: float = ANSWER_S,
+    max_bytes: int = MAX_LINE,
+) -> dict[str, Any]:
     """The supervisor's answer, or {} if it refused, or did not answer within ``timeout_s``."""
+    answer = _ask(path, request, timeout_s, max_bytes)
+    return answer if answer.get("ok") is True else {}
+
+
+class Batch:
+    """Questions that belong together: after the first without an answer no more are asked.
+
+    A supervisor that hangs costs the asker one timeout, however much there is to ask.
+    """
+
+    def __init__(self, path: str, *, max_bytes: int = MAX_LINE) -> None:
+        self._path = path
+        self._max_bytes = max_bytes
+        self.is_silent = False
+
+    def ask(
+        self, request: Mapping[str, object], *, about: int = 0, timeout_s: float = ANSWER_S
+    ) -> dict[str, Any]:
+        """As ``ask``; the answer may be longer by MAX_ABOUT for each run that it is ``about``."""
+        if self.is_silent:
+            return {}
+        most = min(self._max_bytes + about * MAX_ABOUT, MAX_LINE)
+        answer = _ask(self._path, request, timeout_s, most)
+        self.is_silent = not isinstance(answer.get("ok"), bool)  # a refusal is an answer
+        return answer if answer.get("ok") is True else {}
+
+
+def _ask(
+    path: str, request: Mapping[str, object], timeout_s: float, max_bytes: int
+) -> dict[str, Any]:
+    """The answer as it came; {} if none came in time, or none that is an object."""
     ends = time.monotonic() + timeout_s
-    pieces: list[bytes] = []
-    size = 0
+    answer = bytearray()
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             _send(connection, path, request, ends)
-            while not (pieces and pieces[-1].endswith(b"\n")):
+            while not answer.endswith(b"\n"):
                 connection.settimeout(_left_s(ends))
                 piece = connection.recv(_PIECE)
-                size += len(piece)
-                if not piece or size > MAX_LINE:
+                answer += piece
+                if not piece or len(answer) > max_bytes:
                     return {}
-                pieces.append(piece)
     except (OSError, NoSupervisor):
         return {}
-    answer = _parse(b"".join(pieces))
-    return answer if answer.get("ok") is True else {}
+    return _parse(answer)
 
 
 def is_supervisor(connection: socket.socket) -> bool:
@@ -141,10 +191,10 @@ def _left_s(ends: float | None) -> float | None:
     return left_s
 
 
-def _parse(line: bytes) -> dict[str, Any]:
+def _parse(line: bytes | bytearray) -> dict[str, Any]:
     """A line's object; {} if it is none."""
     try:
-        parsed = json.loads(line)
-    except (ValueError, RecursionError):
+        parsed = decode(bytes(line))
+    except JsonError:
         return {}
     return parsed if isinstance(parsed, dict) else {}

@@ -39,6 +39,8 @@ PUBLIC_STATUS: Final = {
 
 MAX_TOPICS: Final = 64
 _PATTERN = re.compile(r"[a-z0-9_*:]{1,100}")
+_MAX_TOPIC: Final = 200
+_MAX_KNOWN: Final = 20_000  # there are two topics for each worker
 _MAX_STARS: Final = 3  # each star makes it slower to match a hostile pattern
 
 
@@ -80,5 +82,8 @@ class Patterns:
         """Whether the subscriber wants the topic. Cached: there are few topics, many events."""
         known = self._known.get(topic)
         if known is None:
-            known = self._known[topic] = self._match(topic) is not None
+            if len(self._known) >= _MAX_KNOWN:
+                self._known.clear()
+            is_topic = len(topic) <= _MAX_TOPIC  # a longer one takes a pattern long to match
+            known = self._known[topic] = is_topic and self._match(topic) is not None
         return known

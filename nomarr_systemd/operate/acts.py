@@ -19,7 +19,7 @@ from nomarr_systemd.operate.waiting import FACTS, Facts, Tell, is_down, is_idle,
 from nomarr_systemd.systemd import journal
 from nomarr_systemd.systemd.manager import Manager, monotonic_ms, queue, timer_of
 
-_TELL_SUPERVISOR_MS: Final = 2000  # for all workers together, if the supervisor hangs
+_TELL_SUPERVISOR_MS: Final = 2000  # for all workers together, if the supervisor is slow
 
 
 class Result(NamedTuple):
@@ -194,7 +194,8 @@ def reset(
 
 def _tell_supervisor(scope: Scope, workers: Sequence[Component]) -> None:
     ends = monotonic_ms() + _TELL_SUPERVISOR_MS
+    batch = client.Batch(scope.paths.live)
     for worker in workers:
-        if monotonic_ms() > ends:
+        if batch.is_silent or monotonic_ms() > ends:
             return  # it does not answer; when it comes back it asks systemd
-        client.ask(scope.paths.live, {"op": "reset", "component": worker.component_id})
+        batch.ask({"op": "reset", "component": worker.component_id})

@@ -16,6 +16,7 @@ from nomarr_systemd.controller.site import Site
 from nomarr_systemd.core.account import Account
 from nomarr_systemd.core.ids import Component
 from nomarr_systemd.core.incident import INCIDENT
+from nomarr_systemd.core.text import one_line
 from nomarr_systemd.host.files import locked
 from nomarr_systemd.host.scope import Scope
 from nomarr_systemd.systemd.manager import Manager
@@ -93,7 +94,12 @@ def reconcile(scope: Scope, config: Config) -> tuple[int, list[Unfinished]]:
         before = len(site.ledger.unfinished())
         run_reconcile(site)
         after = [
-            Unfinished(account.component_id, record.invocation, record.action, record.effect)
+            Unfinished(
+                *map(
+                    one_line,
+                    (account.component_id, record.invocation, record.action, record.effect),
+                )
+            )
             for account, record in site.ledger.unfinished()
         ]
     return before, after

@@ -12,7 +12,6 @@ from nomarr_systemd.core import account as book_keeping
 from nomarr_systemd.core.account import Account
 from nomarr_systemd.core.death import name_signal
 from nomarr_systemd.core.ids import Component
-from nomarr_systemd.core.json import get_objects, get_text
 from nomarr_systemd.core.ledger_record import DECISIONS, Record
 from nomarr_systemd.core.time import Moment, age_ms
 from nomarr_systemd.host import clock
@@ -20,6 +19,7 @@ from nomarr_systemd.host.holds import Holds
 from nomarr_systemd.host.scope import Scope
 from nomarr_systemd.ledger.public import Published, read_published
 from nomarr_systemd.live import client
+from nomarr_systemd.live.answers import LiveWorker, parse_workers
 from nomarr_systemd.operate.choose import choose
 from nomarr_systemd.systemd.manager import SUPERVISOR, Manager, monotonic_ms
 
@@ -125,10 +125,10 @@ class View(NamedTuple):
 
 
 class Overview(NamedTuple):
-    """The workers that were asked for. ``supervisor`` is empty when it does not answer."""
+    """The workers that were asked for. ``has_supervisor`` is False if it does not answer."""
 
     views: list[View]
-    supervisor: dict[str, Any]
+    has_supervisor: bool
     supervisor_unit: str  # its ActiveState
     user: bool
 
@@ -143,20 +143,19 @@ def gather(scope: Scope, config: Config, workers: Sequence[Component]) -> Overvi
     manager = Manager(user=scope.user)
     shown = manager.show([*(worker.unit for worker in workers), SUPERVISOR], FACTS)
     answer = client.ask(scope.paths.live, {"op": "snapshot"})
-    live = {get_text(each, "component"): each for each in get_objects(answer, "workers")}
+    live = parse_workers(answer) or {}
     holds = Holds(scope.paths.hold)
     now = clock.now()
     views = []
     for worker in workers:
         facts = shown[worker.unit]
-        said = live.get(worker.component_id, {})
+        said = live.get(worker.component_id)
         held = holds.read(worker)
         known = read_published(scope.paths.public, worker)
         views.append(_view(worker, config, facts, said, held, known, now))
-    about = answer.get("supervisor")
     return Overview(
         views,
-        about if isinstance(about, dict) else {},
+        bool(answer),
         shown[SUPERVISOR].get("ActiveState", ""),
         scope.user,
     )
@@ -191,7 +190,7 @@ def _view(
     worker: Component,
     config: Config,
     facts: dict[str, str],
-    said: dict[str, Any],
+    said: LiveWorker | None,
     held: str,
     published: Published,
     now: Moment,
@@ -210,7 +209,6 @@ def _view(
     )
     is_up = facts["ActiveState"] == "active"
     since_ms = int(facts.get("ActiveEnterTimestampMonotonic") or 0) // 1000
-    health = get_text(said, "status")
     return View(
         worker,
         facts["LoadState"],
@@ -219,10 +217,10 @@ def _view(
         int(facts.get("MainPID") or 0),
         facts["InvocationID"],
         monotonic_ms() - since_ms if is_up and since_ms else None,
-        health,
-        get_text(said, "phase") if is_up else "",
-        get_text(said, "current_job") if is_up else "",
-        get_text(said, "disagreement") or _compare(facts, said),
+        said.status if said else "",
+        said.phase if said and is_up else "",
+        said.job if said and is_up else "",
+        (said.disagreement or _compare(facts, said)) if said else "",
         held,
         stats.window_restarts,
         rules.max_restarts,
@@ -237,7 +235,7 @@ def _view(
     )
 
 
-def _compare(facts: dict[str, str], said: dict[str, Any]) -> str:
+def _compare(facts: dict[str, str], said: LiveWorker) -> str:
     """``supervisor-blind`` for a run that systemd shows and the supervisor does not see."""
-    unseen = said and not said.get("invocation") and facts["SubState"] == "running"
+    unseen = not said.invocation and facts["SubState"] == "running"
     return "supervisor-blind" if unseen else ""

@@ -44,7 +44,7 @@ def to_json(report: Report) -> dict[str, Any]:
             "active": witnesses.facts.get("ActiveState") or None,
             "load": witnesses.facts.get("LoadState") or None,
             "invocation": witnesses.invocation or None,
-            "health": witnesses.live.get("status"),
+            "health": (witnesses.live.status or None) if witnesses.live else None,
             "held": witnesses.hold or None,
             "failure_reason": witnesses.account.failure_reason,
             "line": report.now,
@@ -265,15 +265,14 @@ def describe_now(witnesses: Witnesses) -> str:
     if witnesses.is_masked:
         reason = witnesses.account.failure_reason
         if reason:
-            return f"masked, and stays down until it is reset: {clean(reason)}"
+            return f"masked, and stays down until it is reset: {reason}"
         return "masked, but not by a decision on record: it was masked by hand"
     if witnesses.facts.get("LoadState") == "not-found":
         return "there is no unit of that name: nomarrctl apply installs it"
     if witnesses.is_running:
         since_ms = witnesses.wall_ms_of("ActiveEnterTimestampMonotonic")
         ago = f" for {describe_ms(max(0, witnesses.now.wall_ms - since_ms))}" if since_ms else ""
-        health = witnesses.live.get("status")
-        said = f", {clean(str(health), 40)}" if health else ""
+        said = f", {witnesses.live.status}" if witnesses.live and witnesses.live.status else ""
         return f"{'running' if state == 'active' else state}{ago}{said}"
     if witnesses.hold:
         return f"held: {witnesses.hold}"

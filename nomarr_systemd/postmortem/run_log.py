@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from nomarr_systemd.core.death import name_signal
 from nomarr_systemd.core.ids import Component
-from nomarr_systemd.core.text import clean_lines
+from nomarr_systemd.core.text import clean, clean_lines
 from nomarr_systemd.postmortem.stack_traces import Trace, recognise
 from nomarr_systemd.systemd.journal_reader import (
     COREDUMP,
@@ -26,6 +26,8 @@ from nomarr_systemd.systemd.journal_reader import (
     Terms,
 )
 
+_MAX_LINES: Final = 2000
+_MAX_TEXT: Final = 1000
 _GRACE_US: Final = 5_000_000  # a line may be late; that of systemd-coredump always is
 _OOM: Final = re.compile(r"Killed process [0-9]+ .*?anon-rss:([0-9]{1,15})kB")
 
@@ -196,14 +198,25 @@ def _collect(terms: JournalTerms, entries: list[Entry], began_us: int) -> RunLog
     lines: list[Line] = []
     by_process: dict[str, list[str]] = {}
     log = RunLog(began_us=began_us)
-    for entry in entries:
+    for entry, texts in zip(entries, _read_texts(entries), strict=True):
         if terms.is_of_systemd(entry):
             log = _take_facts(log, entry)
-        texts = clean_lines(entry.text)
         lines += [_make_line(entry, text) for text in texts]
         by_process.setdefault(entry.get("_PID"), []).extend(texts)
     traces = [trace for texts in by_process.values() for trace in recognise(texts)]
     return log._replace(lines=tuple(lines), traces=tuple(traces))
+
+
+def _read_texts(entries: list[Entry]) -> list[list[str]]:
+    """Return the lines of each entry; of many or long ones the last, and cut: one entry may have
+    thousands, and what a worker writes must not take long to read."""
+    found = []
+    left = _MAX_LINES
+    for entry in reversed(entries):
+        found.append(clean_lines(entry.text, _MAX_TEXT, left))
+        left -= len(found[-1])
+    found.reverse()
+    return found
 
 
 def _take_facts(log: RunLog, entry: Entry) -> RunLog:
@@ -235,8 +248,8 @@ def _add_losses(
         log = log._replace(
             coredump=Coredump(
                 _number(entry.get("COREDUMP_PID")),
-                entry.get("COREDUMP_FILENAME"),
-                entry.get("COREDUMP_EXE"),
+                clean(entry.get("COREDUMP_FILENAME")),
+                clean(entry.get("COREDUMP_EXE")),
             ),
             traces=(*log.traces, *recognise(texts)),
         )
@@ -272,9 +285,7 @@ def find_kernel_oom(journal: Journal, terms: JournalTerms, near_us: int) -> int:
 def _make_line(entry: Entry, text: str) -> Line:
     source = entry.get("SYSLOG_IDENTIFIER") or entry.get("_COMM") or "?"
     pid = _number(entry.get("_PID")) or None
-    return Line(
-        entry.wall_us, clean_lines(source, 40)[0], pid, _number(entry.get("PRIORITY"), 6), text
-    )
+    return Line(entry.wall_us, clean(source, 40), pid, _number(entry.get("PRIORITY"), 6), text)
 
 
 def _name_status(code: str, status: str) -> str:

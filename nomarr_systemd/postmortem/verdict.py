@@ -20,6 +20,7 @@ from nomarr_systemd.systemd.manager import Manager, ManagerError
 
 JOURNAL_S: Final = 0.6  # for reading the journal: the whole report shall take less than a second
 MAX_FRAMES: Final = 12
+_LONGEST_S: Final = 1e9
 SLICE: Final = "nomarr.slice"
 
 
@@ -51,7 +52,7 @@ def _report_run(
     if record is None and not log.lines and run != witnesses.invocation:
         note = f"Neither the ledger nor the journal knows the run {run}."
         return _report_no_death(witnesses)._replace(verdict="unknown-run", notes=(note,))
-    label, job = ask_label(witnesses, run)
+    label, job = ask_label(witnesses, run) if witnesses.live else ("", "")
     ended = judge(witnesses, log, record, run, label)
     if not ended.failed and record is None:
         note = f"The run {run} has not failed."
@@ -65,10 +66,12 @@ def _report_run(
         death = death._replace(memory_peak=peak)
     frames = read_frames(witnesses, run) if witnesses.live else []
     last = frames[-1] if frames else {}
-    age = last.get("progress_age_s")
+    age_s = last.get("progress_age_s")
+    if not isinstance(age_s, (int, float)) or abs(age_s) > _LONGEST_S:
+        age_s = None
     death = death._replace(
         job=job or ("" if last.get("job") is None else clean(str(last["job"]), 500)),
-        progress_age_s=float(age) if isinstance(age, (int, float)) else None,
+        progress_age_s=None if age_s is None else float(age_s),
     )
     report = _report_death(witnesses, journal, terms, death, log)
     return report._replace(record=record, frames=tuple(frames[-MAX_FRAMES:]))

@@ -4,7 +4,6 @@ away: then a note says so and the others are still asked. The journal is read by
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from typing import Any, Final, NamedTuple
@@ -12,7 +11,6 @@ from typing import Any, Final, NamedTuple
 from nomarr_systemd.config.values import Config
 from nomarr_systemd.core.account import Account
 from nomarr_systemd.core.errors import BadName, ConfigError, NoSuchWorker
-from nomarr_systemd.core.frames import PREFIX
 from nomarr_systemd.core.ids import Component, split_invocation
 from nomarr_systemd.core.ledger_record import DECISIONS, Record
 from nomarr_systemd.core.text import ask_for, clean
@@ -23,6 +21,7 @@ from nomarr_systemd.host.holds import Holds
 from nomarr_systemd.host.layout import Paths
 from nomarr_systemd.ledger.public import list_published, read_published
 from nomarr_systemd.live import client
+from nomarr_systemd.live.answers import LiveWorker, parse_frames, parse_label, parse_worker
 from nomarr_systemd.systemd.manager import Manager, ManagerError
 
 FACTS: Final = (
@@ -44,7 +43,7 @@ class Witnesses(NamedTuple):
     facts: Facts
     account: Account
     hold: str
-    live: dict[str, Any]  # the supervisor's description; {} if it does not answer
+    live: LiveWorker | None  # the supervisor's description; None if it does not answer
     notes: tuple[str, ...]
 
     @property
@@ -80,13 +79,13 @@ def gather(paths: Paths, component: Component) -> Witnesses:
         notes.append(f"systemd does not answer: {clean(str(error), 300)}")
     account = read_account(paths, component, notes)
     live = ask_supervisor(paths, component)
-    if not live:
+    if live is None:
         notes.append(
             "The supervisor does not answer: frames, health and the job in hand are missing."
             f" See systemctl {'--user ' if paths.user else ''}status nomarr-supervisor.service"
         )
     may_read = os.access(paths.hold, os.X_OK)  # else the note about the ledger says how to get in
-    hold = clean(Holds(paths.hold).read(component)) if may_read else ""
+    hold = Holds(paths.hold).read(component) if may_read else ""
     return Witnesses(component, paths, clock.now(), facts, account, hold, live, tuple(notes))
 
 
@@ -94,20 +93,20 @@ def read_account(paths: Paths, component: Component, notes: list[str]) -> Accoun
     """The account as it is published; an empty one, and a note if that is not the truth."""
     account, problem = read_published(paths.public, component)
     if problem:
-        notes.append(clean(problem, 400))
+        notes.append(problem)
     return account
 
 
-def ask_supervisor(paths: Paths, component: Component) -> dict[str, Any]:
-    """Return the supervisor's description of a worker; {} if it does not answer in time."""
+def ask_supervisor(paths: Paths, component: Component) -> LiveWorker | None:
+    """Return the supervisor's description of a worker; None if it does not answer in time."""
     topic = f"{component.component_id}:status"
     try:
-        for event in client.subscribe(paths.live, [topic], timeout_s=_LIVE_S):
+        for event in client.subscribe(paths.live, [topic], total_s=_LIVE_S):
             if isinstance(event.get("worker"), dict):
-                return {str(name): value for name, value in event["worker"].items()}
+                return parse_worker(event["worker"])
     except (client.NoSupervisor, OSError):
         pass
-    return {}
+    return None
 
 
 def read_frames(witnesses: Witnesses, run: str) -> list[dict[str, Any]]:
@@ -116,17 +115,9 @@ def read_frames(witnesses: Witnesses, run: str) -> list[dict[str, Any]]:
     A frame without an invocation is counted as this run's only if no later run can have sent it.
     """
     request = {"op": "blackbox", "component": witnesses.component.component_id}
-    lines = client.ask(witnesses.paths.live, request).get("frames")
-    is_last = witnesses.invocation == run
-    found = []
-    for line in lines if isinstance(lines, list) else []:
-        try:
-            fields = json.loads(str(line)[len(PREFIX) :])
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(fields, dict) and fields.get("invocation", run if is_last else "") == run:
-            found.append(fields)
-    return found
+    frames = parse_frames(client.ask(witnesses.paths.live, request))
+    default = run if witnesses.invocation == run else ""
+    return [fields for fields in frames if fields.get("invocation", default) == run]
 
 
 def ask_label(witnesses: Witnesses, run: str) -> tuple[str, str]:
@@ -136,9 +127,7 @@ def ask_label(witnesses: Witnesses, run: str) -> tuple[str, str]:
         "component": witnesses.component.component_id,
         "invocation": run,
     }
-    answer = client.ask(witnesses.paths.live, request)
-    label, job = answer.get("label"), answer.get("job")
-    return str(label or ""), "" if job is None else clean(str(job), 500)
+    return parse_label(client.ask(witnesses.paths.live, request))
 
 
 def check_known(paths: Paths, config: Config | None, component: Component) -> None:

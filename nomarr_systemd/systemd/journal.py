@@ -13,6 +13,7 @@ from typing import Final
 
 from nomarr_systemd.core.ids import Component
 from nomarr_systemd.core.ledger_record import Record
+from nomarr_systemd.core.text import one_line
 
 MESSAGE_IDS: Final = {
     "restart": "6a1f0c7b2f7a4d0c9c0e5d8b1a7e4f01",
@@ -115,15 +116,11 @@ def _send(
 
 def _transmit(fields: Mapping[str, str]) -> None:
     """Send an entry in journald's native protocol, and never wait: a journald that hangs must not
-    hold up a restart. libsystemd would wait, and costs the controller half of its start."""
-    values = {name: value.encode("utf-8", "replace") for name, value in fields.items()}
-    entry = b"".join(_encode(name, value) for name, value in values.items())
+    hold up a restart. libsystemd would wait, and costs the controller half of its start.
+
+    Each value is one printable line, whatever it was made of: no value can begin another field.
+    """
+    entry = "".join(f"{name}={one_line(value)}\n" for name, value in fields.items()).encode()
     kind = socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
     with socket.socket(socket.AF_UNIX, kind) as link, contextlib.suppress(OSError):
         link.sendto(entry, _SOCKET)
-
-
-def _encode(name: str, value: bytes) -> bytes:
-    if b"\n" not in value:
-        return name.encode() + b"=" + value + b"\n"
-    return name.encode() + b"\n" + len(value).to_bytes(8, "little") + value + b"\n"

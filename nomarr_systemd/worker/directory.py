@@ -25,6 +25,7 @@ from typing import Any, Final
 
 from nomarr_systemd.core.errors import ConfigError, NotReady
 from nomarr_systemd.core.job import describe_error
+from nomarr_systemd.core.json import JsonError, decode
 
 STATE: Final = ".nomarr"  # in the folder itself, where versions before had it
 _MAX_BYTES: Final = 1 << 20
@@ -206,8 +207,8 @@ def _is_over(note: dict[str, Any], stamp: list[int] | None) -> bool:
 def _parse(text: bytes) -> dict[str, Any]:
     """The state; {} if it is incomplete or not an object."""
     try:
-        note = json.loads(text)
-    except (ValueError, RecursionError):
+        note = decode(text)
+    except JsonError:
         return {}
     return note if isinstance(note, dict) else {}
 

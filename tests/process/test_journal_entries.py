@@ -23,12 +23,16 @@ def journald(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[n
 
 
 def test_an_entry_in_the_native_protocol(journald: socket.socket) -> None:
-    journal.write_act(parse_component("tag-0"), "paused", "uid 0\nand a second line", user=False)
-    entry = journald.recv(65536)
-    assert b"\nPRIORITY=5\n" in entry
-    assert b"OBJECT_SYSTEMD_UNIT=nomarr-worker@tag-0.service\n" in entry
-    text = b"uid 0\nand a second line"
-    assert b"NOMARR_BY\n" + len(text).to_bytes(8, "little") + text + b"\n" in entry
+    """No value can begin a field or an entry of its own, or reach a terminal as a control."""
+    by = "uid 0\nPRIORITY=0\n\nMESSAGE=\x1b[2Jforged\u202e"
+    journal.write_act(parse_component("tag-0"), "paused", by, user=False)
+    entry = journald.recv(65536).decode()
+    assert "\nPRIORITY=5\n" in entry
+    assert "OBJECT_SYSTEMD_UNIT=nomarr-worker@tag-0.service\n" in entry
+    shown = r"uid 0\nPRIORITY=0\n\nMESSAGE=\x1b[2Jforged\u202e"
+    assert f"MESSAGE=tag-0: paused by {shown}\n" in entry
+    assert entry.endswith(f"NOMARR_BY={shown}\n")
+    assert all(line.isprintable() for line in entry.splitlines())
 
 
 def test_a_journald_that_hangs_is_not_waited_for(journald: socket.socket) -> None:

@@ -20,6 +20,7 @@ from nomarr_systemd.core.ledger_record import Record
 from nomarr_systemd.core.text import clean
 from nomarr_systemd.core.time import Moment
 from nomarr_systemd.host.layout import Paths
+from nomarr_systemd.live.answers import parse_worker
 from nomarr_systemd.postmortem.advice import advise
 from nomarr_systemd.postmortem.repeats import choose_trace
 from nomarr_systemd.postmortem.report import render, to_json
@@ -48,7 +49,7 @@ def make(kind: str = "exit", code: int = 1, *, text: str = "", **fields: Any) ->
     facts = {"ActiveState": "failed", "LoadState": "loaded", "InvocationID": RUN}
     witnesses = Witnesses(
         Component("tag", 0), Paths("/run", "/var/lib/nomarr"), NOW, facts,
-        Account("worker:tag:0"), "", {"status": text}, (),
+        Account("worker:tag:0"), "", parse_worker({"status": text}), (),
     )  # fmt: skip
     ended = recall(kind, code)._replace(invocation=RUN, run_ms=5)
     death = DeathFacts(ended, NOW.wall_ms, shown, 1 << 20, "1048576", 2.5)

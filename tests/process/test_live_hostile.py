@@ -1,0 +1,251 @@
+"""The live socket's client and the parser of its answers beside a server that is out for harm."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from nomarr_systemd.cli.events import describe
+from nomarr_systemd.live import answers, client
+from nomarr_systemd.live.client import Batch
+
+DEADLINE_S = 20.0  # of questions that are answered somehow: never waited for
+POISON = "\x1b]0;owned\x07\x1b[2J\x9b1m\r\n<0>forged\u202e\u2066\x7f\x00\ud800"
+NAMES = (
+    "workers", "component", "status", "phase", "current_job", "invocation", "disagreement",
+    "labels", "label", "job", "outcomes", "settled", "quarantined", "refund", "fail_pool",
+    "frames", "run", "topic", "type", "timestamp", "worker", "system", "queue", "errors",
+    "last_crash", "supervisor",
+)  # fmt: skip
+LEAVES = (
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20)
+    | st.sampled_from([POISON, 5, 10**300, -1, "HEALTH|{}", 'HEALTH|{"job":[[1]],"seq":"x"}'])
+)  # fmt: skip
+ANY = st.recursive(
+    LEAVES,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.sampled_from(NAMES) | st.text(max_size=5), inner, max_size=5)
+    ),
+    max_leaves=25,
+)
+
+
+class Server:
+    """Serves each connection with ``self.answer``; ``asked`` counts them."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.asked = 0
+        self.done = threading.Event()
+        self.answer: Callable[[socket.socket], None] = lambda _connection: None
+        self._threads: list[threading.Thread] = []
+        self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listening.bind(path)
+        self._listening.listen()
+        self._threads.append(threading.Thread(target=self._accept))
+        self._threads[0].start()
+
+    def close(self) -> None:
+        self.done.set()
+        self._listening.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join()
+        self._listening.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = self._listening.accept()
+                self.asked += 1
+                self._threads.append(threading.Thread(target=self._serve, args=(connection,)))
+                self._threads[-1].start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection, suppress(OSError):
+            connection.makefile("rb").readline()
+            self.answer(connection)
+
+    def drip(self, connection: socket.socket) -> None:
+        """A byte now and then, without end."""
+        while not self.done.wait(0.01):
+            connection.sendall(b" ")
+
+    def flood(self, connection: socket.socket) -> None:
+        while not self.done.is_set():
+            connection.sendall(b"x" * 65_536)
+
+    def hang(self, _connection: socket.socket) -> None:
+        self.done.wait()
+
+    def chatter(self, connection: socket.socket) -> None:
+        """Events that are about nothing, without end."""
+        while not self.done.wait(0.01):
+            connection.sendall(b'{"topic":"worker:no:1:status","type":"x"}\n')
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    server = Server(str(tmp_path / "live.sock"))
+    yield server
+    server.close()
+
+
+def look_at(value: object) -> None:
+    """Raise unless every text in a value is printable."""
+    if isinstance(value, str):
+        assert value.isprintable()
+        assert len(value) <= 4096
+    elif isinstance(value, dict):
+        for name, inner in value.items():
+            look_at(name)
+            look_at(inner)
+    elif isinstance(value, (list, tuple)):
+        for inner in value:
+            look_at(inner)
+
+
+def parse_all(answer: dict[str, Any]) -> None:
+    """All parsers on one answer: values of their types, or nothing."""
+    for worker in (answers.parse_workers(answer) or {}).values():
+        assert all(type(field) is str for field in worker)
+        look_at(worker._replace(job=""))
+        assert len(worker.job) <= answers.MAX_JOB
+    for run, label in answers.parse_labels(answer).items():
+        assert type(run) is type(label) is str
+        look_at(label)
+    look_at(answers.parse_label(answer))
+    for outcome in answers.parse_outcomes(answer).values():
+        assert all(type(each) is str for each in (*outcome.quarantined, *outcome.refund))
+        assert type(outcome.fail_pool) is str
+        look_at(outcome)
+    for frame in answers.parse_frames(answer):
+        assert type(frame) is dict
+        look_at(frame)
+    event = answers.parse_event(answer)
+    look_at(event)
+    line = describe(event)
+    assert "\n" not in line
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.dictionaries(st.sampled_from(NAMES), ANY))
+@example({"workers": 5})
+@example({"workers": [1, {"component": [], "status": {}, "current_job": 10**300}]})
+@example({"outcomes": {"a": {"settled": True, "quarantined": 5, "refund": [1, "r"]}}})
+@example({"outcomes": [1], "labels": {"a": ["x"], "b": POISON}, "label": 1, "job": {"x": 1}})
+@example({"frames": ["HEALTH|" + "[" * 2000, 5, "HEALTH|{}", "x" * 10_000]})
+def test_any_answer_is_a_value_or_nothing(answer: dict[str, Any]) -> None:
+    parse_all(answer)
+
+
+def test_lists_and_texts_are_cut() -> None:
+    many = {
+        "settled": True,
+        "quarantined": ["x" * 9999] * 9999,
+        "refund": [],
+        "fail_pool": "y" * 9999,
+    }
+    outcome = answers.parse_outcomes({"outcomes": {"run": many}})["run"]
+    assert len(outcome.quarantined) <= 100
+    assert max(map(len, (*outcome.quarantined, outcome.fail_pool))) <= answers.MAX_TEXT
+
+
+CHUNKS = st.lists(
+    st.binary(max_size=40)
+    | st.just(b"\n")
+    | st.just(b'{"ok":true,')
+    | st.just(b'"a":[')
+    | st.just(b"]}\n")
+    | ANY.map(lambda value: json.dumps({"ok": True, "x": value}).encode() + b"\n"),
+    max_size=6,
+)
+
+
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(CHUNKS)
+@example([b'{"ok":true,"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}\n"])
+@example([b'{"ok":true}\n{"ok":true}\n'])
+@example([b'{"ok":true,"n":1e999}\n'])
+@example([b'{"ok":1}\n'])
+@example([b"\xff\xfe{\x00}\x00\n"])
+def test_any_bytes_are_an_answer_or_none(server: Server, chunks: list[bytes]) -> None:
+    def answer(connection: socket.socket) -> None:
+        for chunk in chunks:
+            connection.sendall(chunk)
+
+    server.answer = answer
+    said = client.ask(server.path, {"op": "snapshot"}, timeout_s=DEADLINE_S)
+    assert said == {} or said["ok"] is True
+    parse_all(said)
+    for event in client.subscribe(server.path, ["worker:*"], total_s=DEADLINE_S):
+        parse_all(event)
+
+
+@pytest.mark.parametrize("how", ["drip", "flood", "hang", "chatter"])
+def test_a_batch_ends_with_the_first_question_without_an_answer(server: Server, how: str) -> None:
+    """The controller waits once, however many it has to ask."""
+    server.answer = getattr(server, how)
+    batch = Batch(server.path, max_bytes=client.MAX_BRIEF)
+    for _ in range(200):
+        assert batch.ask({"op": "labels", "runs": []}, about=200, timeout_s=0.1) == {}
+    assert batch.is_silent
+    assert server.asked == 1
+
+
+def test_a_refusal_is_an_answer(server: Server) -> None:
+    server.answer = lambda connection: connection.sendall(b'{"ok":false,"error":"no"}\n')
+    batch = Batch(server.path)
+    assert [batch.ask({"op": "reset"}, timeout_s=DEADLINE_S) for _ in range(3)] == [{}] * 3
+    assert server.asked == 3
+
+
+def test_the_controllers_limit_is_the_smaller_one(server: Server) -> None:
+    text = json.dumps({"ok": True, "x": "y" * 100_000}).encode() + b"\n"
+    server.answer = lambda connection: connection.sendall(text)
+    assert client.ask(server.path, {}, timeout_s=DEADLINE_S)["ok"] is True
+    assert Batch(server.path, max_bytes=client.MAX_BRIEF).ask({}, timeout_s=DEADLINE_S) == {}
+    brief = Batch(server.path, max_bytes=client.MAX_BRIEF)
+    assert brief.ask({}, about=100, timeout_s=DEADLINE_S)["ok"] is True
+
+
+def test_events_about_nothing_end_at_the_deadline(server: Server) -> None:
+    server.answer = server.chatter
+    with pytest.raises(TimeoutError):
+        list(client.subscribe(server.path, ["worker:*"], timeout_s=5, total_s=0.2))
+    server.answer = server.drip
+    with pytest.raises(TimeoutError):
+        list(client.subscribe(server.path, ["worker:*"], timeout_s=5, total_s=0.2))
+
+
+def test_an_event_without_end_is_given_up_and_costs_what_it_is_long(server: Server) -> None:
+    server.answer = server.flood
+    assert list(client.subscribe(server.path, ["worker:*"], total_s=DEADLINE_S)) == []
+
+    def in_pieces(connection: socket.socket) -> None:
+        for byte in b'{"n":"' + b"x" * 50_000 + b'"}\n':
+            connection.sendall(bytes([byte]))
+
+    server.answer = in_pieces
+    events = list(client.subscribe(server.path, ["worker:*"], total_s=DEADLINE_S))
+    assert [len(event["n"]) for event in events] == [50_000]
+
+
+def test_a_topic_takes_no_time_to_match() -> None:
+    """A pattern with stars takes cubic time in the parts of a hostile topic."""
+    from nomarr_systemd.live.protocol import Patterns
+
+    patterns = Patterns(["*:*:*x"])
+    assert not patterns.match("a:" * 100_000 + "a")
+    assert patterns.match("a:b:cx")

@@ -1,0 +1,199 @@
+"""Every field of every document and of every live answer is poisoned, every verb is run, in text
+and as JSON, piped and on a terminal; then the bytes are looked at."""
+
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nomarr_systemd.core.ledger_record import Record
+from tests.support.lab import Lab
+from tests.support.operator_site import Installation
+from tests.support.poison import (
+    FORGED,
+    HOSTILE_SUPERVISOR,
+    POISON,
+    check,
+    poison,
+    run,
+    say,
+    write_answers,
+)
+
+NAME = "worker:tag:0"
+WORKER = {
+    "component": NAME, "id": 0, "queue_type": "tag", "status": "healthy", "pid": 7,
+    "current_job": "a", "phase": "b", "seq": 1, "invocation": "c", "misses": 0, "late": 0,
+    "drops": 0, "disagreement": "d", "progress_age_s": 1.5,
+    "last_crash": {"ts": 1, "error": "e", "worker_index": 0, "invocation": "f", "decision": "g"},
+}  # fmt: skip
+JOB = {
+    "pool": "tag", "path": "/a", "status": "error", "attempts": 1, "component_id": NAME,
+    "invocation": "a", "added_wall_ms": 1, "started_wall_ms": 1, "updated_wall_ms": 1,
+    "result": {"a": ["b"]}, "error": {"type": "a", "message": "b", "cause": "c"}, "forgiven": 0,
+    "crashes": [{"component_id": "a", "invocation": "b", "cause": "c", "wall_ms": 1}],
+}  # fmt: skip
+KEPT = ("component", "pool", "status", "topic", "type", "component_id")
+SHOWING = (
+    ["status"], ["status", "tag-0"], ["status", "tag-1"], ["why", "tag-0"], ["why", "tag-1"],
+    ["events"], ["history"], ["policy", "show"], ["policy", "explain", "tag-0"],
+    ["policy", "simulate"], ["doctor"], ["jobs", "list"], ["jobs", "show", "tag:poisoned"],
+    ["jobs", "show", "tag:odd"], ["jobs", "quarantine", "list"],
+)  # fmt: skip
+DOING = (
+    ["jobs", "retry", "tag:poisoned"], ["jobs", "quarantine", "release", "tag:odd"],
+    ["jobs", "prune"], ["reconcile"], ["resume", "tag-1"], ["reset", "tag-1"],
+    ["reset", "--pool", "tag"], ["restart", "tag-1"], ["apply"],
+)  # fmt: skip
+
+
+@pytest.fixture
+def site(lab: Lab) -> Installation:
+    """Two workers, one of which has died, with poison wherever anything is read."""
+    site = Installation(lab)
+    site.bring_up(2)
+    site.crash("tag-0")
+    site.wait_until_reconciled()
+    lab.systemctl("stop", "nomarr-controller.socket", "nomarr-controller.service")
+    poison_answers(lab)
+    # The start of a supervisor has everything looked at, and published.
+    lab.wait_until("nomarr-reconcile.service", "inactive")
+    poison_ledger(site.state / "public/tag-0.json")
+    (site.state / "hold").mkdir(exist_ok=True)
+    (site.state / "hold/tag-1").write_text(f"incident: {POISON}", errors="replace")
+    poison_jobs(site)
+    return site
+
+
+def poison_ledger(path: Path) -> None:
+    """One record with poison in what people read, and one with poison in every text."""
+    account = json.loads(path.read_text())
+    last = Record.read(account["records"][-1])
+    text = POISON.replace("|", "/")
+    every = Record._make(text if isinstance(value, str) else value for value in last)
+    shown = last._replace(text=text, by=text, effect=text)
+    account["records"] = [every.write(), shown.write()]
+    path.write_text(json.dumps(account | {"failure_reason": POISON, POISON: POISON}))
+
+
+def poison_jobs(site: Installation) -> None:
+    site.good("jobs", "add", "/a", "--pool", "tag")
+    odd = {name: [name] for name in JOB} | {"pool": "tag", "status": "quarantined", "crashes": 5}
+    deep: Any = POISON
+    for _ in range(500):
+        deep = [deep]
+    rows = {
+        "tag:poisoned": poison(JOB, ("pool", "status")),
+        "tag:odd": odd | {"updated_wall_ms": "abc", "path": {"x": POISON}},
+        "tag:deep": JOB | {"result": deep, "path": POISON},
+        f"tag:{POISON}".encode("utf-8", "replace").decode(): JOB | {"status": "quarantined"},
+        "tag:bytes": JOB | {"raw": "5", "path": 7},
+    }
+    with sqlite3.connect(site.state / "work/work.db") as jobs:
+        for key, doc in rows.items():
+            jobs.execute("INSERT INTO jobs VALUES (?, ?, ?)", (key, key[:20], json.dumps(doc)))
+        books = {"crashes": POISON, "failed": {"reason": POISON}, "records": [POISON]}
+        jobs.execute(
+            "INSERT OR REPLACE INTO stats VALUES ('pool:tag', 'r', ?)", (json.dumps(books),)
+        )
+    jobs.close()
+
+
+def poison_answers(lab: Lab) -> None:
+    file = Path(lab.directory, "answers")
+    worker = poison(WORKER, KEPT)
+    frame = json.dumps({"job": POISON, "phase": POISON, POISON: {POISON: POISON}, "seq": POISON})
+    status = {"topic": "worker:tag:0:status", "timestamp": 1}
+    system = {"status": POISON, "errors": [POISON]}
+    settled = {"settled": [{"path": "", "status": ""}], "fail_pool": "x", "component_id": ""}
+    events = [
+        status | {"type": "snapshot", "worker": worker},
+        status | {"type": "worker:crash", "cause": POISON, "decision": POISON},
+        {"topic": "system:health", "type": POISON, "system": system},
+        {"topic": "queue:tag:status", "type": "settled", "outcome": poison(settled)},
+        {"topic": "worker:tag:1:status", "type": "frames", "frames": [POISON, {POISON: [POISON]}]},
+        {"topic": POISON, "type": POISON},
+    ]
+    answers = {
+        "snapshot": say({"ok": True, "workers": [worker], "supervisor": poison({"pid": "x"})}),
+        "subscribe": say(*events),
+        "blackbox": say({"ok": True, "frames": [f"HEALTH|{frame}"] * 3}),
+        "label": say({"ok": True, "label": POISON, "job": POISON}),
+        "*": say({"ok": False, "error": POISON}),
+    }
+    write_answers(file, answers)
+    lab.write_unit(
+        "nomarr-supervisor.service.d/99-hostile.conf",
+        f"[Service]\nWatchdogSec=0\nExecStart=\n"
+        f"ExecStart=/usr/bin/python3 {HOSTILE_SUPERVISOR} {file} {lab.paths.live}\n",
+    )
+    lab.reload()
+    lab.systemctl("restart", "nomarr-supervisor.service")
+
+
+def ctl(site: Installation, *arguments: str, on_terminal: bool = False) -> bytes:
+    lab = site.lab
+    command = ["nsenter", f"--target={lab.pid}", "--mount", "--", *site.command(*arguments)]
+    status, said = run(command, lab.environment, on_terminal=on_terminal)
+    assert b"Traceback" not in said, said.decode(errors="replace")
+    assert status in (0, 1, 3), (arguments, status, said)
+    check(said, arguments, on_terminal=on_terminal)
+    return said
+
+
+def test_nothing_that_others_wrote_is_obeyed(site: Installation) -> None:
+    shown = {" ".join(verb): ctl(site, *verb) for verb in SHOWING}
+    for verb in (["status"], ["why", "tag-0"], ["events"], ["jobs", "list"], ["history"]):
+        ctl(site, *verb, on_terminal=True)
+    for verb in SHOWING:
+        said = ctl(site, *verb, "--json")
+        start = re.search(rb"^[\[{]", said, re.MULTILINE)  # after warnings
+        assert start is not None, verb
+        document = said[start.start() :]
+        for line in document.splitlines() if verb == ["events"] else [document]:
+            json.loads(line)
+    page = ctl(site, "why", "tag-0", "--html", "-")
+    assert b"<script>alert" not in page
+    assert b"7*7" in page
+    # It was all looked at, and none of it left out.
+    for name in ("status tag-0", "status tag-1", "why tag-0", "jobs show tag:poisoned", "events"):
+        assert FORGED.encode() in shown[name], name
+    for verb in DOING:
+        ctl(site, *verb)
+    journal = site.lab.journal("--output=json", "--identifier=nomarr-controller")
+    for entry in map(json.loads, journal.splitlines()):
+        assert isinstance(entry["MESSAGE"], str)  # else journalctl shows a list of bytes
+        check(entry["MESSAGE"].encode(), "the journal")
+
+
+def test_a_view_in_place_of_the_books_spins_nobody(lab: Lab) -> None:
+    """What INSTEAD OF triggers take is never written, however often it is tried."""
+    site = Installation(lab)
+    site.configure(1)
+    site.good("apply")
+    site.good("jobs", "add", "/a")
+    with sqlite3.connect(site.state / "work/work.db") as jobs:
+        jobs.executescript(
+            "ALTER TABLE stats RENAME TO old;"
+            "CREATE VIEW stats AS SELECT 'pool:tag' AS key, 'r' AS rev, '{}' AS body;"
+            "CREATE TRIGGER t1 INSTEAD OF UPDATE ON stats BEGIN SELECT 1; END;"
+            "CREATE TRIGGER t2 INSTEAD OF INSERT ON stats BEGIN SELECT 1; END;"
+        )
+    jobs.close()
+    status, said = run(
+        [
+            "nsenter",
+            f"--target={lab.pid}",
+            "--mount",
+            "--",
+            *site.command("reset", "--pool", "tag"),
+        ],
+        lab.environment,
+    )
+    assert b"Traceback" not in said
+    assert status in (0, 1), said
