@@ -16,6 +16,7 @@ PROGRAMS: Final = {
     "nomarr-supervisor": "nomarr_systemd.supervisor.main",
     "nomarr-controller": "nomarr_systemd.controller.main",
     "nomarr-worker": "nomarr_systemd.worker.main",
+    "nomarr-web": "nomarr_systemd.web.main",
 }
 # Our own programs need nothing of ``site``, which may take as long as all the rest; a worker may.
 _OPTIONS: Final = {"nomarr-worker": ""}
