@@ -110,7 +110,7 @@ def read(
     out. Each part of the time is read from the finest layer that still has it."""
     until_ms = min(until_ms, now_ms)
     since_ms = max(0, min(since_ms, until_ms - 1))
-    step_ms = max(FINE.step_ms, -(-(until_ms - since_ms) // max(1, min(points, MAX_POINTS))))
+    step_ms = choose_step(since_ms, until_ms, points)
     found: list[Bucket] = []
     folded_ms = _read_index(store, host).get("workers", {}).get(component_id, {"chunk": 0})["chunk"]
     for layer, from_ms, to_ms in _choose_layers(now_ms, folded_ms * FINE.chunk_ms, step_ms):
@@ -138,6 +138,11 @@ def _choose_layers(now_ms: int, folded_ms: int, step_ms: int) -> list[tuple[Laye
         (enough, fine_ms, folded_ms),
         (FINE, folded_ms, now_ms),
     ]
+
+
+def choose_step(since_ms: int, until_ms: int, points: int) -> int:
+    """The length of a bucket: the span over ``points``, and never less than the fine step."""
+    return max(FINE.step_ms, -(-(until_ms - since_ms) // max(1, min(points, MAX_POINTS))))
 
 
 def make_buckets(samples: Iterable[Doc], run: str) -> Iterator[Bucket]:

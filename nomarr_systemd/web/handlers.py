@@ -22,7 +22,7 @@ STATIC: Final = os.path.join(os.path.dirname(__file__), "static")
 OPENAPI: Final = os.path.join(os.path.dirname(__file__), "openapi.json")
 _PARAMETER: Final = re.compile(r"[a-z_]{1,20}")
 _MAX_VALUE: Final = 300
-_STATUS: Final = {
+_STATUS: Final[dict[type, int]] = {
     BadName: 400,
     NoSuchWorker: 404,
     readers.Unavailable: 503,

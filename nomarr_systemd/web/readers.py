@@ -175,6 +175,7 @@ def read_history(scope: Scope, worker: Component, query: Mapping[str, str]) -> d
         "component": worker.component_id,
         "since_ms": since_ms,
         "until_ms": until_ms,
+        "step_ms": health_series.choose_step(since_ms, until_ms, points),
         "health": [_show_bucket(row) for row in get_list(mine, "health", [])],
         "records": [record_to_json(records[number]) for number in sorted(records)],
         "notes": ([] if answer else [_NO_HISTORY]) + ([problem] if problem else []),

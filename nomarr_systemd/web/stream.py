@@ -168,8 +168,10 @@ class EventsHandler(Handler):
             asyncio.ensure_future(self.site.ticker.wait(timeout_s)),
             asyncio.ensure_future(source.arrived.wait()),
         ]
-        _, pending = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        for each in pending:
-            each.cancel()
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in waits:
+                each.cancel()
         if source.arrived.is_set():
             await asyncio.sleep(EVERY_S / 2)  # a few frames at once
