@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
+from nomarr_systemd.config.values import Config
 from nomarr_systemd.core.errors import BadName, NoSuchWorker
-from nomarr_systemd.core.ids import parse_component
+from nomarr_systemd.core.ids import Component, parse_component
 from nomarr_systemd.web import readers
 from nomarr_systemd.web.handlers import Handler
 from nomarr_systemd.web.site import Site
@@ -15,6 +16,21 @@ Query = dict[str, str]
 Answer = Callable[[Site, Query, str], Awaitable[object]]
 ANY: Final = ("*",)  # the answer itself says what is wrong with a parameter
 _MAX_PARAMETERS: Final = 20
+
+
+def parse_worker(name: str) -> Component:
+    """The worker that a path names; a name that cannot be one is that of no worker."""
+    try:
+        return parse_component(name)
+    except BadName as error:
+        raise NoSuchWorker(str(error), hint="GET /api/workers lists them") from error
+
+
+async def find_configured(site: Site, name: str) -> tuple[Config, Component]:
+    config, worker = await site.config(), parse_worker(name)
+    if worker not in config.components():
+        raise NoSuchWorker(f"{worker} is not configured", hint="GET /api/workers lists them")
+    return config, worker
 
 
 async def list_workers(site: Site, _query: Query, _name: str) -> object:
@@ -44,7 +60,7 @@ async def list_incidents(site: Site, _query: Query, _name: str) -> object:
 
 
 async def read_history(site: Site, query: Query, name: str) -> object:
-    return await site.run(readers.read_history, site.scope, parse_component(name), query)
+    return await site.run(readers.read_history, site.scope, parse_worker(name), query)
 
 
 async def read_sparklines(site: Site, _query: Query, _name: str) -> object:
@@ -52,14 +68,12 @@ async def read_sparklines(site: Site, _query: Query, _name: str) -> object:
 
 
 async def read_frames(site: Site, _query: Query, name: str) -> object:
-    return await site.run(readers.read_frames, site.scope, parse_component(name))
+    _, worker = await find_configured(site, name)
+    return await site.run(readers.read_frames, site.scope, worker)
 
 
 async def try_policy(site: Site, query: Query, name: str) -> object:
-    config = await site.config()
-    worker = parse_component(name)
-    if worker not in config.components():
-        raise NoSuchWorker(f"{worker} is not configured", hint="GET /api/workers lists them")
+    config, worker = await find_configured(site, name)
     changes = [f"{key}={value}" for key, value in query.items()]
     return await site.run(readers.try_policy, site.scope, config, worker, changes)
 
@@ -93,7 +107,7 @@ class WhyHandler(Handler):
         if form not in ("json", "text", "html"):
             raise BadName("format is json, text or html")
         site = self.site
-        worker, run = parse_component(name), query.get("invocation", "")
+        worker, run = parse_worker(name), query.get("invocation", "")
         config = await site.config()
         report = await site.run(readers.make_postmortem, site.scope, config, worker, run)
         shown: Any = await site.run(readers.show_postmortem, report, form)

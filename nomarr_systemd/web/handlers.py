@@ -25,6 +25,7 @@ _MAX_VALUE: Final = 300
 _STATUS: Final[dict[type, int]] = {
     BadName: 400,
     NoSuchWorker: 404,
+    readers.NoSuchPool: 404,
     readers.Unavailable: 503,
     ConfigError: 503,
     ManagerError: 503,
@@ -56,13 +57,13 @@ class Handler(RequestHandler):
         if refusal is not None:
             if refusal.status == 401:
                 self.set_header("WWW-Authenticate", "Bearer")
-            if refusal.status == 405:
-                self.set_header("Allow", "GET, HEAD")
             self.refuse(*refusal)
 
     def refuse(self, status: int, error: str, hint: str = "") -> None:
         """Answer with an error; what to do next is in ``hint``."""
         self.set_status(status)
+        if status == 405:
+            self.set_header("Allow", "GET, HEAD")
         self.answer({"error": error, "hint": hint or None})
 
     def answer(self, document: object) -> None:

@@ -49,6 +49,12 @@ class Unavailable(NomarrError):
     code = "unavailable"
 
 
+class NoSuchPool(NomarrError):
+    """The pool is not configured."""
+
+    code = "no-such-pool"
+
+
 class State(NamedTuple):
     """One look at everything, which several answers share."""
 
@@ -137,10 +143,12 @@ def list_jobs(scope: Scope, config: Config, query: Mapping[str, str]) -> dict[st
     """Jobs of a pool in one status. The supervisor reads the store: this process may not."""
     pool = query.get("pool") or (config.pools[0].name if config.pools else "")
     if pool not in {each.name for each in config.pools}:
-        raise BadName(f"there is no pool {pool!r:.40}", hint="GET /api/pools lists them")
+        raise NoSuchPool(f"there is no pool {pool!r:.40}", hint="GET /api/pools lists them")
     status = query.get("status", "running")
     if status not in STATUSES:
         raise BadName(f"status is one of {', '.join(STATUSES)}")
+    if len(query.get("after", "")) > 254:
+        raise BadName("after is the key of a job, which has at most 254 characters")
     request = {
         "op": JOBS_OF,
         "pool": pool,
@@ -160,10 +168,9 @@ def list_jobs(scope: Scope, config: Config, query: Mapping[str, str]) -> dict[st
 def read_history(scope: Scope, worker: Component, query: Mapping[str, str]) -> dict[str, Any]:
     """Health in buckets, and every record of the account, between two moments."""
     now_ms = clock.wall_ms()
-    until_ms = _whole(query, "until_ms", now_ms, 0, 1 << 50)
+    until_ms = _whole(query, "until_ms", now_ms, 1, 1 << 50)
     since_ms = _whole(query, "since_ms", max(0, until_ms - 86_400_000), 0, 1 << 50)
-    if since_ms >= until_ms:
-        raise BadName("since_ms must be before until_ms")
+    since_ms = min(since_ms, until_ms - 1)  # a span without length has no samples
     points = _whole(query, "points", 300, 1, health_series.MAX_POINTS)
     answer = _ask_history(scope, [worker], since_ms, until_ms, points, records=True)
     mine = answer.get(worker.component_id, {})

@@ -65,9 +65,9 @@ class Client:
         self.port = port
 
     def ask(
-        self, path: str, *, method: str = "GET", timeout_s: float = 20.0, **headers: str
+        self, path: str, *, method: str = "GET", **headers: str
     ) -> tuple[int, dict[str, str], bytes]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout_s)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20.0)
         try:
             given = {name.replace("_", "-"): value for name, value in headers.items()}
             connection.request(method, path, headers=given)
