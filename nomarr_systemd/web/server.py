@@ -20,7 +20,7 @@ MAX_CONNECTIONS: Final = 3000
 MAX_HEADER: Final = 16_384
 MAX_BODY: Final = 1024
 IDLE_S: Final = 20.0  # for a request to be complete, and between two of them
-_WORKER: Final = r"([A-Za-z0-9_:@.\-]{1,100})"
+_WORKER: Final = r"([A-Za-z0-9_:@.%\-]{1,200})"  # Tornado decodes it
 _SOCKET_MODE: Final = 0o660
 
 ROUTES: Final[list[tuple[Any, ...]]] = [

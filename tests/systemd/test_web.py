@@ -63,7 +63,7 @@ def test_workers_pools_policies_and_jobs(client: Client) -> None:
     workers = client.json("/api/workers")
     assert {each["instance"] for each in workers["workers"]} >= {"tag-0", "ocr-1", "odd-0"}
     assert workers["supervisor"]["answers"] is True
-    assert client.json("/api/workers/worker:tag:0")["instance"] == "tag-0"
+    assert client.json("/api/workers/worker%3Atag%3A0")["instance"] == "tag-0"
     assert client.json("/api/workers/tag-0")["policy"]["max_restarts"]["value"] == 3
     pools = {each["pool"]: each for each in client.json("/api/pools")["pools"]}
     assert pools["tag"]["queue"]["quarantined"] == 1

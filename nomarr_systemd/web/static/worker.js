@@ -104,7 +104,7 @@ export class WorkerView {
       timeline(history, (record) => this.open(record)),
       h("div", { class: "axis soft" }, h("span", {}, moment(history.since_ms)), h("span", {}, moment(history.until_ms))),
       h("p", { class: "legend soft" }, [["good", "healthy"], ["busy", "starting, recovering"], ["warn", "unhealthy"], ["bad", "crashed, failed"], ["idle", "stopped"]]
-        .map(([name, words]) => h("span", {}, h("i", { class: `fill-${name}` }), ` ${words}`)), h("span", {}, "▼ death"), h("span", {}, "● act of a person")),
+        .map(([name, words]) => h("span", {}, h("span", { class: `swatch fill-${name}` }), ` ${words}`)), h("span", {}, "▼ death"), h("span", {}, "● act of a person")),
       ...history.notes.map((note) => h("p", { class: "warn" }, plain(note, 400))),
     );
     this.drawDeaths(history.records);
