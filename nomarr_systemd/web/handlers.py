@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, cast
 
 from tornado.web import HTTPError, RequestHandler, StaticFileHandler
 
@@ -14,12 +14,9 @@ from nomarr_systemd.systemd.dbus.connection import BusError
 from nomarr_systemd.systemd.manager import ManagerError
 from nomarr_systemd.web import readers
 from nomarr_systemd.web.guard import HEADERS
-
-if TYPE_CHECKING:
-    from nomarr_systemd.web.site import Site
+from nomarr_systemd.web.site import Site
 
 STATIC: Final = os.path.join(os.path.dirname(__file__), "static")
-OPENAPI: Final = os.path.join(os.path.dirname(__file__), "openapi.json")
 _PARAMETER: Final = re.compile(r"[a-z_]{1,20}")
 _MAX_VALUE: Final = 300
 _STATUS: Final[dict[type, int]] = {
@@ -40,7 +37,7 @@ class Handler(RequestHandler):
 
     @property
     def site(self) -> Site:
-        return cast("Site", self.application.settings["site"])
+        return cast(Site, self.application.settings["site"])
 
     def set_default_headers(self) -> None:
         self.clear_header("Server")

@@ -22,11 +22,11 @@ from nomarr_systemd.host.scope import Scope
 from nomarr_systemd.web import readers
 from nomarr_systemd.web.broker import Broker
 from nomarr_systemd.web.guard import Guard, Refusal, find_peer_uid
-from nomarr_systemd.web.handlers import OPENAPI
 from nomarr_systemd.web.metrics import Metrics, Sources
-from nomarr_systemd.web.stream import Ticker
+from nomarr_systemd.web.ticker import Ticker
 from nomarr_systemd.web.upstream import Upstream
 
+OPENAPI: Final = os.path.join(os.path.dirname(__file__), "openapi.json")
 GROUPS: Final = ("nomarr-view", "nomarr")  # whose members may see what the page shows
 _LOOK_S: Final = 1.0  # an answer may be so old
 _SPARKLINES_S: Final = 30.0
