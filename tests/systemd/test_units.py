@@ -20,6 +20,7 @@ EXPOSURE = {
     "nomarr-restart@.service": 2.0,
     "nomarr-reconcile.service": 2.0,
     "nomarr-supervisor.service": 2.0,
+    "nomarr-web.service": 2.0,
     "nomarr-worker@.service": 4.0,
     "nomarr-wanted@.service": 4.0,  # /bin/true at every start: only what costs next to nothing
 }
