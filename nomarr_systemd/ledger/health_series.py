@@ -215,8 +215,13 @@ def _is_sample(doc: Doc, until_ms: int, host: str) -> bool:
 
 
 def _fold(store: Store, component_id: str, host: str, done: int, chunk: int) -> None:
-    """Add a finished fine document to the other layers, and delete what is too old."""
-    rows = [Bucket(*row) for row in _get(store, FINE, component_id, host, done)["rows"]]
+    """Add the fine documents from ``done`` to before ``chunk`` to the other layers, and delete
+    what is too old."""
+    kept = FINE.keep_ms // FINE.chunk_ms + 2
+    rows: list[Bucket] = []
+    for number in sorted({done, *range(max(done, chunk - kept), chunk)}):
+        doc = _get(store, FINE, component_id, host, number)
+        rows += [Bucket(*row) for row in doc["rows"]]
     for layer in (MIDDLE, COARSE):
         _add(store, layer, component_id, host, rows)
     for layer in (FINE, MIDDLE):
