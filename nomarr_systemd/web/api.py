@@ -38,7 +38,7 @@ async def list_workers(site: Site, _query: Query, _name: str) -> object:
 
 
 async def find_worker(site: Site, _query: Query, name: str) -> object:
-    return await site.run(readers.find_worker, await site.look(max_age_s=0.2), name)
+    return await site.run(readers.find_worker, site.scope, await site.config(), name)
 
 
 async def list_pools(site: Site, _query: Query, _name: str) -> object:

@@ -64,14 +64,15 @@ class State(NamedTuple):
     at: float  # CLOCK_MONOTONIC
 
 
-def read_state(scope: Scope) -> State:
-    """Look at every worker. ConfigError if there is no readable configuration."""
+def read_state(scope: Scope, names: tuple[str, ...] = ()) -> State:
+    """Look at the named workers, or at all. ConfigError if there is no readable configuration."""
     config = scope.read_in_force()
+    overview = look(scope, config, names)
     accounts = {
-        each.component_id: read_published(scope.paths.public, each).account
-        for each in config.components()
+        view.worker.component_id: read_published(scope.paths.public, view.worker).account
+        for view in overview.views
     }
-    return State(config, look(scope, config, ()), accounts, time.monotonic())
+    return State(config, overview, accounts, time.monotonic())
 
 
 def show_worker(state: State, view: View) -> dict[str, Any]:
@@ -101,10 +102,11 @@ def list_workers(state: State) -> dict[str, Any]:
     }
 
 
-def find_worker(state: State, name: str) -> dict[str, Any]:
+def find_worker(scope: Scope, config: Config, name: str) -> dict[str, Any]:
     """One worker, with its policy. NoSuchWorker suggests the nearest name."""
-    worker = choose_one(state.config, name)
-    view = next(each for each in state.overview.views if each.worker == worker)
+    worker = choose_one(config, name)
+    state = read_state(scope, (worker.component_id,))
+    view = state.overview.views[0]
     rules = policies.to_json(worker, policies.resolve(state.config, worker))
     return show_worker(state, view) | {"policy": rules["policy"]}
 

@@ -29,6 +29,7 @@ from nomarr_systemd.web.upstream import Upstream
 OPENAPI: Final = os.path.join(os.path.dirname(__file__), "openapi.json")
 GROUPS: Final = ("nomarr-view", "nomarr")  # whose members may see what the page shows
 _LOOK_S: Final = 1.0  # an answer may be so old
+_METRICS_S: Final = 30.0  # nomarr_look_age_seconds tells
 _SPARKLINES_S: Final = 30.0
 _THREADS: Final = 4
 _Found = TypeVar("_Found")
@@ -51,7 +52,7 @@ class Site:
         self._checks_peer = checks_peer
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="read")
         self._look: asyncio.Future[readers.State] | None = None
-        self._look_at = 0.0
+        self._state: readers.State | None = None
         self._lines: asyncio.Future[dict[str, Any]] | None = None
         self._lines_at = 0.0
 
@@ -59,14 +60,23 @@ class Site:
         """Call a function that waits, in a thread."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, ask, *arguments)
 
-    async def look(self, max_age_s: float = _LOOK_S) -> readers.State:
-        """Everything as it is now, or was a moment ago; many that ask at once share one look."""
-        now = time.monotonic()
-        is_old = self._look is None or (self._look.done() and now - self._look_at > max_age_s)
-        if self._look is None or is_old:
-            self._look_at = now
+    async def look(self, may_be_s: float = _LOOK_S) -> readers.State:
+        """Everything as it was at most ``may_be_s`` ago. Many that ask at once share one look; an
+        answer that is older than _LOOK_S is renewed meanwhile for those who ask next."""
+        done = self._state
+        if self._look is None and (done is None or time.monotonic() - done.at > _LOOK_S):
             self._look = asyncio.ensure_future(self.run(readers.read_state, self.scope))
-        return await asyncio.shield(self._look)
+            self._look.add_done_callback(self._take_look)
+        if done is not None and time.monotonic() - done.at <= may_be_s:
+            return done
+        if self._look is not None:
+            return await asyncio.shield(self._look)
+        raise AssertionError("a look is there, or under way")
+
+    def _take_look(self, look: asyncio.Future[readers.State]) -> None:
+        self._look = None
+        if not look.cancelled():
+            self._state = None if look.exception() else look.result()
 
     async def config(self) -> Config:
         """The configuration in force, which is there also without systemd."""
@@ -90,7 +100,7 @@ class Site:
     async def render_metrics(self) -> bytes:
         state: readers.State | None = None
         with contextlib.suppress(NomarrError):  # nomarr_up says so
-            state = await self.look()
+            state = await self.look(_METRICS_S)
         live = await self.run(readers.ask_snapshot, self.scope)
         sources = Sources(
             live,
