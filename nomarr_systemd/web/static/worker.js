@@ -24,7 +24,7 @@ export class WorkerView {
     this.trial = h("section", { class: "card" });
     put(root, 
       h("p", {}, h("a", { href: "/", "data-nav": true }, "← all workers")),
-      this.head, h("div", { class: "cards" }, this.actions, this.time, this.deaths, this.box, this.jobs, this.trial),
+      this.head, h("div", { class: "cards" }, this.actions, this.trial, this.time, this.deaths, this.box, this.jobs),
     );
     this.drawFrames();
     this.drawTrial();
