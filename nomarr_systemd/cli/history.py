@@ -43,20 +43,46 @@ class Item(NamedTuple):
     metavar="N",
 )
 @click.option(
-    "--json", "as_json", is_flag=True, help="Print JSON, for scripts: schema nomarr.history/1."
+    "--health",
+    is_flag=True,
+    help="Draw the health of COMPONENT over time instead; of the last day without --since.",
+)
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print JSON, for scripts: schema nomarr.history/1, with --health nomarr.health/1.",
 )
 @click.pass_obj
 def history(
-    scope: Scope, component: str | None, since: str | None, limit: int, as_json: bool
+    scope: Scope,
+    component: str | None,
+    since: str | None,
+    limit: int,
+    health: bool,
+    as_json: bool,
 ) -> None:
     """Show what died, how, and what was decided, for every worker or for COMPONENT; newest last.
 
     WINDOW and LIFETIME are restarts used and allowed as they were before the decision. The ledger
     keeps the last hundred records of each worker. nomarrctl why --invocation RUN tells more.
+
+    With --health: one column for each step of time, as high as the worker was healthy, in the
+    colour of its worst state; each death is marked. Samples are kept every 30 s for 3 days, every
+    10 min for 90 days, and every 6 h for ever.
     """
     from nomarr_systemd.postmortem.witnesses import check_known, list_workers, read_account
 
     since_ms = parse_since(since, clock.now().wall_ms) if since is not None else 0
+    if health:
+        from nomarr_systemd.cli.health_history import show
+
+        if component is None:
+            raise click.UsageError("--health needs a COMPONENT.")
+        worker = parse_component(component)
+        check_known(scope.paths, None, worker)
+        show(scope.paths, worker, None if since is None else since_ms, as_json=as_json)
+        return
     notes: list[str] = []
     if component is not None:
         workers = [parse_component(component)]

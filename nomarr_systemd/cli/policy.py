@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import groupby
-from typing import NamedTuple
 
 import click
 
@@ -23,29 +22,16 @@ from nomarr_systemd.cli.common import (
 )
 from nomarr_systemd.cli.since import since_option
 from nomarr_systemd.cli.table import Table, width_of_terminal
-from nomarr_systemd.config.values import DEFAULT_RULES, Config, Origin
+from nomarr_systemd.config.values import DEFAULT_RULES
 from nomarr_systemd.core.account import Account
 from nomarr_systemd.core.ids import Component
 from nomarr_systemd.host.configuration import NotApplied
 from nomarr_systemd.host.scope import Scope
 from nomarr_systemd.ledger.public import read_published
 from nomarr_systemd.operate.choose import choose, choose_one
+from nomarr_systemd.operate.policies import Effective, Value, resolve, to_json
 
-Value = int | float | str | tuple[int, ...]
 _HEADS = ("rule", "value", "origin")  # not drawn
-
-
-class Effective(NamedTuple):
-    """One rule of one worker."""
-
-    rule: str
-    value: Value
-    default: Value
-    origin: Origin
-
-    @property
-    def differs(self) -> bool:
-        return self.value != self.default
 
 
 def _complete_key(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
@@ -84,7 +70,7 @@ def show(scope: Scope, component: str | None, as_json: bool) -> None:
             warn(f"nothing has been applied yet; this is what {scope.config_file} says")
     if as_json:
         state = {"applied": is_applied, "file_differs": differs}
-        echo_json([_to_json(*each) | state for each in policies])
+        echo_json([to_json(*each) | state for each in policies])
     elif not policies:
         click.echo(f"No workers are configured in {printable(scope.config_file)}.")
     else:
@@ -144,10 +130,11 @@ def simulate(
     saved. Nothing is changed. Without --set it is the policy in force, which may be another one
     than that of the time of the failures.
     """
-    from nomarr_systemd.cli import simulation
+    from nomarr_systemd.cli.simulation import draw
     from nomarr_systemd.cli.since import parse_since
     from nomarr_systemd.core.simulate import simulate as replay
     from nomarr_systemd.host import clock
+    from nomarr_systemd.operate import simulation
 
     config = scope.read_in_force()
     settings = simulation.read_settings(changes)
@@ -164,7 +151,7 @@ def simulate(
     elif not any(each.result.steps for each in replays):
         click.echo("No failures are on record" + (" since then." if since else "."))
     else:
-        click.echo("\n".join(simulation.draw(replays, settings)))
+        click.echo("\n".join(draw(replays, settings)))
 
 
 def _read_account(scope: Scope, worker: Component) -> Account:
@@ -172,25 +159,6 @@ def _read_account(scope: Scope, worker: Component) -> Account:
     if problem:
         warn(problem, f"{worker.instance} is treated as if nothing had happened to it")
     return account
-
-
-def resolve(config: Config, worker: Component) -> tuple[Effective, ...]:
-    """Every rule of a worker, or NoSuchWorker."""
-    rules = config.rules_for(worker)
-    return tuple(
-        Effective(rule, value, getattr(DEFAULT_RULES, rule), config.origin_of(worker, rule))
-        for rule, value in rules._asdict().items()
-    )
-
-
-def _to_json(worker: Component, rules: Iterable[Effective]) -> dict[str, object]:
-    return {
-        "component": worker.component_id,
-        "policy": {
-            each.rule: {"value": each.value, "default": each.default, "from": each.origin}
-            for each in rules
-        },
-    }
 
 
 def _draw(policies: Iterable[tuple[Component, tuple[Effective, ...]]]) -> Iterator[str]:

@@ -81,12 +81,21 @@ def check_user(text: str) -> None:
 
 
 def check_listen(text: str) -> None:
-    """BadName unless ``text`` is an address to listen on."""
+    """BadName unless ``text`` is an address to listen on, or the path of a Unix socket."""
+    if text.startswith("/") and text.isprintable() and len(text) <= 100:
+        return
     try:
         parse_address(text)
     except BadName as error:
-        hint = 'write "127.0.0.1:8765", "[::1]:8765" or another HOST:PORT'
+        hint = 'write "127.0.0.1:8765", "[::1]:8765", another HOST:PORT, or the path of a socket'
         raise BadName(f"{show(text)} is no address: {error}", hint=hint) from error
+
+
+def check_hosts(text: str) -> None:
+    """BadName unless ``text`` is names of hosts, with spaces between."""
+    for name in text.split():
+        if not re.fullmatch(r"[A-Za-z0-9.\-]{1,253}", name):
+            raise BadName(f"{show(name)} is no name of a host", hint="leave out port and scheme")
 
 
 # fmt: off
@@ -149,7 +158,14 @@ STORE = (
 )
 WEB = (
     Setting("listen", "text", form=check_listen,
-            help="where a web page is to be served; this version has none"),
+            help="where nomarr-web serves the page: HOST:PORT, or the path of a Unix socket; "
+                 "beyond this machine it needs a token"),
+    Setting("hosts", "text", form=check_hosts,
+            help="other names by which the page is reached, with spaces between; requests with "
+                 "another Host are refused"),
+    Setting("token_file", "path",
+            help="a file with the token that clients must send, and nothing else; or give the "
+                 "credential nomarr-web.token to nomarr-web.service"),
 )
 POOL = (
     Setting("workers", "whole", 0, 4096,

@@ -31,9 +31,11 @@ class StoreSettings(NamedTuple):
 
 
 class WebSettings(NamedTuple):
-    """``[web]``: where the page is served."""
+    """``[web]``: where the page is served, and to whom."""
 
     listen: str = "127.0.0.1:8765"
+    hosts: str = ""  # names by which the page is reached, besides those of the address
+    token_file: str = ""
 
 
 class Pool(NamedTuple):

@@ -18,9 +18,11 @@ PROGRAMS: Final = {
     "nomarr-supervisor": "nomarr_systemd.supervisor.main",
     "nomarr-controller": "nomarr_systemd.controller.main",
     "nomarr-worker": "nomarr_systemd.worker.main",
+    "nomarr-web": "nomarr_systemd.web.main",
 }
-# Our own programs need nothing of ``site``, which may take as long as all the rest; a worker may.
-_OPTIONS: Final = {"nomarr-worker": ""}
+# Our own programs need nothing of ``site``, which may take as long as all the rest; a worker may,
+# and the page needs the packages that are found by it.
+_OPTIONS: Final = {"nomarr-worker": "", "nomarr-web": " -I"}
 _PROGRAM: Final = """\
 #!{python}{options}
 import gc

@@ -1,6 +1,6 @@
 """Samples of every worker's health, written from time to time for people and diagrams.
 
-Nothing is decided by them. They are best effort, and pruned after a few days.
+Nothing is decided by them. They are best effort; ``health_series`` condenses them soon.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from nomarr_systemd.core.frames import PREFIX
 from nomarr_systemd.store.protocol import Doc, Store
 
 COLLECTION: Final = "health_history"
-KEEP_DAYS: Final = 3
-_DAY_MS: Final = 86_400_000
 _FROM_FRAME: Final = ("phase", "job", "pid", "seq", "progress_age_s", "metrics")
 
 
@@ -32,14 +30,10 @@ class Sample(NamedTuple):
     line: bytes
 
 
-def append(store: Store, samples: Sequence[Sample]) -> None:
-    """Write samples in one write."""
-    store.append(COLLECTION, [_document(sample) for sample in samples])
-
-
-def prune(store: Store, now_ms: int, *, keep_days: float = KEEP_DAYS) -> int:
-    """Remove samples that are older; returns how many."""
-    return store.prune(COLLECTION, "wall_ms", now_ms - int(keep_days * _DAY_MS))
+def append(store: Store, samples: Sequence[Sample], host: str = "") -> None:
+    """Write samples in one write. ``host`` is this host where several share a store."""
+    more = {"host": host} if host else {}
+    store.append(COLLECTION, [_document(sample) | more for sample in samples])
 
 
 def _document(sample: Sample) -> Doc:

@@ -22,6 +22,7 @@ from nomarr_systemd.supervisor.announcer import extract_shown
 from nomarr_systemd.supervisor.job_settler import Outcomes, describe
 from nomarr_systemd.supervisor.live_connection import Connection, encode, refuse
 from nomarr_systemd.supervisor.loop import Loop
+from nomarr_systemd.supervisor.store_queries import Query, StoreQueries, list_jobs, read_history
 from nomarr_systemd.supervisor.supervisor import ReportedDeath, Supervisor
 from nomarr_systemd.supervisor.workers import Worker
 
@@ -66,6 +67,11 @@ class LiveServer:
             protocol.RESET: self._reset,
         }
         listening.setblocking(False)
+        self._store_queries = StoreQueries(loop, lambda: supervisor.config.store)
+        self._in_store: Mapping[str, Callable[[Request], Query]] = {
+            protocol.HISTORY: read_history,
+            protocol.JOBS_OF: list_jobs,
+        }
         loop.watch(listening.fileno(), select.EPOLLIN, self.accept, first=True)
 
     def accept(self, _events: int = 0) -> None:
@@ -102,6 +108,7 @@ class LiveServer:
         """Close all connections; systemd keeps the socket."""
         for connection in tuple(self._connections):
             connection.finish(_FINISH_S)
+        self._store_queries.close()
         self._loop.forget(self._listening.fileno())
         self._listening.close()
 
@@ -130,9 +137,17 @@ class LiveServer:
                 return None
             if op in self._operations:
                 return self._operations[op](request)
+            if op in self._in_store:
+                self._store_queries.ask(self._in_store[op](request), connection.reply)
+                return None
         except NomarrError as error:
             return refuse(f"{error}" + (f" ({error.hint})" if error.hint else ""))
-        known = ", ".join([protocol.SUBSCRIBE, *self._operations, protocol.CRASHED])
+        known = ", ".join(
+            [
+                *(protocol.SUBSCRIBE, *self._operations),
+                *(*self._in_store, protocol.CRASHED),
+            ]
+        )
         return refuse(f"unknown op; known are {known}")
 
     # Reading

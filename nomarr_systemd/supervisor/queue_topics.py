@@ -225,6 +225,8 @@ def _read_job(store: Store, key: str) -> dict[str, Any]:
         "path": doc["path"],
         "status": doc["status"],
         "worker": doc.get("component_id"),
+        "started_ms": doc.get("started_wall_ms"),
+        "updated_ms": doc.get("updated_wall_ms"),
         "error": doc.get("error"),
         "results": doc.get("result"),
     }

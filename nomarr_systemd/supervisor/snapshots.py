@@ -13,13 +13,16 @@ from typing import Final
 
 from nomarr_systemd.config.values import StoreSettings
 from nomarr_systemd.core.errors import NomarrError
-from nomarr_systemd.ledger.health_history import Sample, append, prune
+from nomarr_systemd.host.machine import host_of
+from nomarr_systemd.ledger.health_history import Sample, append
+from nomarr_systemd.ledger.health_series import condense
+from nomarr_systemd.ledger.record_archive import Archivist
 from nomarr_systemd.store.open import open_work_store
 from nomarr_systemd.store.protocol import Store
 from nomarr_systemd.supervisor.log import NOTICE, WARNING, RateLimit, log
 from nomarr_systemd.supervisor.workers import Worker
 
-_PRUNE_EVERY_MS: Final = 3_600_000
+_CONDENSE_EVERY_MS: Final = 600_000
 _LEAVE_S: Final = 1.0
 
 Batch = tuple[StoreSettings, Sequence[Sample]]
@@ -45,9 +48,11 @@ def take_samples(workers: Iterable[Worker]) -> list[Sample]:
 
 
 class Snapshots:
-    """``offer`` from the loop; ``is_failing`` says whether the last write failed."""
+    """``offer`` from the loop; ``is_failing`` says whether the last write failed. ``public`` is
+    the directory of published accounts, whose records are archived."""
 
-    def __init__(self) -> None:
+    def __init__(self, public: str) -> None:
+        self._public = public
         self.is_failing = False  # written by the thread, read by the loop
         self._handed: SimpleQueue[Batch | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -75,7 +80,8 @@ class Snapshots:
     def _run(self) -> None:
         store: Store | None = None
         opened: StoreSettings | None = None
-        pruned_ms = 0
+        condensed_ms = 0
+        archivist = Archivist(self._public)
         while (batch := self._handed.get()) is not None:
             settings, samples = batch
             try:
@@ -83,11 +89,13 @@ class Snapshots:
                     if store is not None:
                         store.close()
                     store, opened = open_work_store(settings), settings
-                append(store, samples)
+                    archivist = Archivist(self._public, host_of(settings.url))
+                append(store, samples, host_of(settings.url))
+                archivist.run(store)
                 now_ms = time.time_ns() // 1_000_000
-                if now_ms - pruned_ms > _PRUNE_EVERY_MS:
-                    prune(store, now_ms)
-                    pruned_ms = now_ms
+                if now_ms // _CONDENSE_EVERY_MS != condensed_ms // _CONDENSE_EVERY_MS:
+                    condense(store, now_ms, host_of(settings.url))
+                    condensed_ms = now_ms
                 if self.is_failing:
                     log(NOTICE, "the history store is back")
                 self.is_failing = False

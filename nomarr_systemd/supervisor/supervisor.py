@@ -91,7 +91,7 @@ class Supervisor:
         self._actions = HealthActions(
             self._deadlines, queries, self._killer, self._run_state, self.announcer
         )
-        self._snapshots = Snapshots()
+        self._snapshots = Snapshots(paths.public)
         self._is_job_store_away = False
         self._settler = JobSettler(
             loop,
@@ -100,6 +100,10 @@ class Supervisor:
             on_store=self._take_store_state,
         )
         self.queue_topics = QueueTopics(loop, self._settler, self.workers, self.subscribers)
+
+    @property
+    def config(self) -> Config:
+        return self._config
 
     @property
     def _rules(self) -> HealthRules:

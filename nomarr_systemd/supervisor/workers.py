@@ -5,6 +5,7 @@ supervisor.py.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import count
@@ -172,6 +173,8 @@ class Worker:
             "drops": self.decoder.drops,
             "disagreement": self.disagreement,
             "progress_age_s": said.get("progress_age_s"),
+            "frames": self.frames,
+            "frame_age_s": round(time.monotonic() - self.state.at, 3) if self.frame else None,
         }
 
 

@@ -20,9 +20,7 @@ from nomarr_systemd.core.frames import encode
 from nomarr_systemd.core.health import REGISTERED, HealthRules
 from nomarr_systemd.core.ids import Component
 from nomarr_systemd.host.inotify import DirectoryWatch
-from nomarr_systemd.ledger.health_history import COLLECTION, Sample, append, prune
 from nomarr_systemd.live.protocol import Patterns
-from nomarr_systemd.store.sqlite.store import SqliteStore
 from nomarr_systemd.supervisor.frame_ring import CAPACITY, FrameRing
 from nomarr_systemd.supervisor.log import WARNING, RateLimit, log
 from nomarr_systemd.supervisor.loop import Loop
@@ -287,17 +285,3 @@ log(WARNING, "back")
         ours.settimeout(PATIENCE_S)
         assert ours.recv(4096) == b"<4>back lines_dropped=%d\n" % (5000 - kept)
     ours.close()
-
-
-def test_history_is_pruned(tmp_path: Path) -> None:
-    store = SqliteStore(str(tmp_path), "work")
-    day_ms = 86_400_000
-    samples = [
-        Sample("worker:tag:0", day * day_ms, "healthy", "a" * 32, 0, 0, 0, "", b"")
-        for day in range(10)
-    ]
-    append(store, samples)
-    assert prune(store, 9 * day_ms, keep_days=3) == 6
-    left = store.find(COLLECTION, order="wall_ms")
-    assert [doc["wall_ms"] // day_ms for doc in left] == [6, 7, 8, 9]
-    store.close()

@@ -10,9 +10,13 @@ from pathlib import Path
 
 from nomarr_systemd.systemd.unit_files import find_data
 from tests.support.lab import Lab
+from tests.support.web_site import Client, find_port
 
 # Python, the checkout or the lab itself may be in /home or /tmp here.
-ELSEWHERE = ("User=", "Group=", "StateDirectory", "PrivateTmp=", "ProtectHome=")
+ELSEWHERE = (
+    *("User=", "Group=", "SupplementaryGroups=", "StateDirectory", "PrivateTmp=", "ProtectHome="),
+    "LoadCredential=",
+)
 
 
 def close(lab: Lab, *names: str) -> None:
@@ -71,3 +75,16 @@ def test_a_worker_runs_in_its_sandbox(lab: Lab) -> None:
     lab.stop("tag-0")
     assert lab.get("tag-0", "ActiveState") == "inactive"
     assert lab.get("nomarr-wanted@tag-0.service", "ActiveState") == "inactive"
+
+
+def test_the_page_works_in_its_sandbox(lab: Lab) -> None:
+    port = find_port()
+    lab.install(f'[web]\nlisten = "127.0.0.1:{port}"\n[pool.tag]\ncommand = ["/bin/true"]\n')
+    close(lab, "nomarr-web")
+    lab.systemctl("start", "nomarr-supervisor.service", "nomarr-web.service")
+    client = Client(port)
+    lab.wait_for(lambda: client.ask("/readyz")[0] == 200, what="it is connected")
+    assert [each["instance"] for each in client.json("/api/workers")["workers"]] == ["tag-0"]
+    assert client.json("/api/workers/tag-0/why")["verdict"] == "stopped"
+    assert client.ask("/metrics")[0] == 200
+    assert client.ask("/")[0] == 200

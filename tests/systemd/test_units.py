@@ -20,6 +20,7 @@ EXPOSURE = {
     "nomarr-restart@.service": 1.9,
     "nomarr-reconcile.service": 1.8,
     "nomarr-supervisor.service": 1.4,
+    "nomarr-web.service": 2.0,
     "nomarr-worker@.service": 2.4,
     "nomarr-wanted@.service": 3.1,  # /bin/true at every start: only what costs next to nothing
 }

@@ -16,7 +16,7 @@ TESTS = Path(__file__).parents[1]
 
 # From the top down. A module may import from its own room and from the layers below it.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("cli",),
+    ("cli", "web"),
     ("operate", "demo"),
     ("worker", "supervisor", "controller", "postmortem"),
     ("jobs",),
@@ -68,6 +68,8 @@ TOUCHES_THE_MACHINE = {
     "postmortem.run_log": "the owner of journal entries",
     "postmortem.verdict": "moments by systemd's clock",
     "postmortem.witnesses": "moments by systemd's clock",
+    "ledger.record_archive": "which of public/*.json have changed",
+    "web": "a program: its sockets, its threads, its clock",
     "store": "databases: files, locks, connections, random revisions",
 }
 
@@ -75,6 +77,8 @@ TOUCHES_THE_MACHINE = {
 ONLY_IN = {
     "arango": ("store.arango",),
     "click": ("cli",),
+    "prometheus_client": ("web",),
+    "tornado": ("web",),
     "jinja2": ("cli", "systemd", "postmortem"),
     "sqlite3": ("store.sqlite",),
     "systemd": ("systemd", "supervisor"),

@@ -1,0 +1,272 @@
+"""Health of workers over hours, days and years: samples condensed into series, and the reader.
+
+A series is a chain of documents in ``stats``, read by key (docs/contract.md#documents). A layer has
+one step: 30 s for 3 days, 10 min for 90 days, 6 h for ever. Each document remembers up to where it
+was filled, so whatever a kill left half done is done again without counting anything twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from typing import Any, Final, NamedTuple
+
+from nomarr_systemd.core.errors import KeyExists, StaleRevision
+from nomarr_systemd.ledger.health_history import COLLECTION
+from nomarr_systemd.store.protocol import Doc, Store
+
+SERIES: Final = "stats"
+LETTERS: Final = {
+    "healthy": "h",
+    "starting": "s",
+    "stopping": "t",
+    "stopped": "o",
+    "recovering": "r",
+    "unhealthy": "u",
+    "crashed": "c",
+    "failed": "f",
+}
+WORST_FIRST: Final = "fcursoth"
+MAX_POINTS: Final = 2000
+_MINUTE_MS: Final = 60_000
+_HOUR_MS: Final = 60 * _MINUTE_MS
+_DAY_MS: Final = 24 * _HOUR_MS
+_PAGE: Final = 5000
+
+
+class Layer(NamedTuple):
+    """One step of time. ``chunk_ms`` is the span of a document, ``keep_ms`` 0 means for ever."""
+
+    name: str
+    step_ms: int
+    chunk_ms: int
+    keep_ms: int
+
+    def key(self, component_id: str, chunk: int, host: str) -> str:
+        return f"health:{component_id}:{self.name}:{chunk}" + (f"@{host}" if host else "")
+
+
+FINE: Final = Layer("30s", 30_000, 3 * _HOUR_MS, 3 * _DAY_MS)
+MIDDLE: Final = Layer("10min", 10 * _MINUTE_MS, 10 * _DAY_MS, 90 * _DAY_MS)
+COARSE: Final = Layer("6h", 6 * _HOUR_MS, 360 * _DAY_MS, 0)
+
+
+class Bucket(NamedTuple):
+    """A worker during one step: how many samples had which status (by LETTERS), how many runs
+    began, and the highest counts of misses and drops."""
+
+    start_ms: int
+    counts: dict[str, int]
+    runs: int
+    misses: int
+    drops: int
+
+    @property
+    def worst(self) -> str:
+        """The letter of the worst status of all samples."""
+        return min(self.counts, key=WORST_FIRST.index, default="o")
+
+
+def condense(store: Store, now_ms: int, host: str = "") -> int:
+    """Move samples of past steps into the series; returns how many samples there were."""
+    until_ms = now_ms - now_ms % MIDDLE.step_ms
+    index = _read_index(store, host)
+    samples = _read_samples(store, until_ms, host)
+    by_worker: dict[str, list[Doc]] = {}
+    for sample in samples:
+        by_worker.setdefault(sample["component_id"], []).append(sample)
+    chunk = until_ms // FINE.chunk_ms
+    workers: dict[str, Any] = index.setdefault("workers", {})
+    with store.batch():
+        for component_id, group in by_worker.items():
+            last = workers.get(component_id, {"chunk": group[0]["wall_ms"] // FINE.chunk_ms})
+            buckets = list(make_buckets(group, str(last.get("run", ""))))
+            _add(store, FINE, component_id, host, buckets)
+            last["run"] = next(
+                (each["invocation"] for each in reversed(group) if each.get("invocation")), ""
+            )
+            workers[component_id] = last
+        for component_id, last in workers.items():
+            if last["chunk"] < chunk:
+                _fold(store, component_id, host, last["chunk"], chunk)
+                last["chunk"] = chunk
+        _put(store, index)
+    # Last: until here they can be condensed again. Other hosts get an hour to do theirs.
+    store.prune(COLLECTION, "wall_ms", until_ms - (_HOUR_MS if host else 0))
+    return len(samples)
+
+
+def read(
+    store: Store,
+    component_id: str,
+    since_ms: int,
+    until_ms: int,
+    *,
+    now_ms: int,
+    points: int,
+    host: str = "",
+) -> list[Bucket]:
+    """Buckets of equal length between two moments, oldest first; those without a sample are left
+    out. Each part of the time is read from the finest layer that still has it."""
+    until_ms = min(until_ms, now_ms)
+    since_ms = max(0, min(since_ms, until_ms - 1))
+    step_ms = choose_step(since_ms, until_ms, points)
+    found: list[Bucket] = []
+    folded_ms = _read_index(store, host).get("workers", {}).get(component_id, {"chunk": 0})["chunk"]
+    for layer, from_ms, to_ms in _choose_layers(now_ms, folded_ms * FINE.chunk_ms, step_ms):
+        first, last = max(from_ms, since_ms - layer.step_ms + 1), min(to_ms, until_ms)
+        if first < last:
+            found += _read_layer(store, layer, component_id, host, first, last)
+    if until_ms > now_ms - 2 * MIDDLE.step_ms:
+        filled_ms = max(found[-1].start_ms + FINE.step_ms if found else 0, since_ms)
+        recent = _read_samples(store, until_ms, host)
+        mine = (each for each in recent if each["component_id"] == component_id)
+        found += make_buckets((each for each in mine if each["wall_ms"] >= filled_ms), "")
+    return [_merge(start, group) for start, group in _group(found, step_ms)]
+
+
+def _choose_layers(now_ms: int, folded_ms: int, step_ms: int) -> list[tuple[Layer, int, int]]:
+    """Which layer to read from when to when: the finest that is kept, unless a coarser one is
+    enough for the step. What is not folded yet is in the fine layer only."""
+    enough = next(
+        each for each in (COARSE, MIDDLE, FINE) if 2 * each.step_ms <= step_ms or each is FINE
+    )
+    fine_ms, middle_ms = (_first_kept_ms(layer, now_ms) for layer in (FINE, MIDDLE))
+    return [
+        (COARSE, 0, min(middle_ms, folded_ms)),
+        (COARSE if enough is COARSE else MIDDLE, middle_ms, min(fine_ms, folded_ms)),
+        (enough, fine_ms, folded_ms),
+        (FINE, folded_ms, now_ms),
+    ]
+
+
+def choose_step(since_ms: int, until_ms: int, points: int) -> int:
+    """The length of a bucket: the span over ``points``, and never less than the fine step."""
+    return max(FINE.step_ms, -(-(until_ms - since_ms) // max(1, min(points, MAX_POINTS))))
+
+
+def make_buckets(samples: Iterable[Doc], run: str) -> Iterator[Bucket]:
+    """Samples of one worker, oldest first, by the fine step. ``run`` was the invocation before."""
+    for start_ms, group in groupby(
+        samples, key=lambda sample: sample["wall_ms"] // FINE.step_ms * FINE.step_ms
+    ):
+        counts: dict[str, int] = {}
+        runs = misses = drops = 0
+        for sample in group:
+            letter = LETTERS.get(sample.get("status", ""), "o")
+            counts[letter] = counts.get(letter, 0) + 1
+            invocation = sample.get("invocation") or run
+            runs += bool(run and invocation != run)
+            run = invocation
+            misses = max(misses, sample.get("misses", 0))
+            drops = max(drops, sample.get("drops", 0))
+        yield Bucket(start_ms, counts, runs, misses, drops)
+
+
+def _first_kept_ms(layer: Layer, now_ms: int) -> int:
+    """The first moment that a layer answers for: the end of a coarse step, after which all of it
+    is kept."""
+    return (now_ms - layer.keep_ms) // COARSE.step_ms * COARSE.step_ms + COARSE.step_ms
+
+
+def _group(buckets: list[Bucket], step_ms: int) -> Iterator[tuple[int, list[Bucket]]]:
+    for start, group in groupby(buckets, key=lambda each: each.start_ms // step_ms * step_ms):
+        yield start, list(group)
+
+
+def _merge(start_ms: int, buckets: list[Bucket]) -> Bucket:
+    counts: dict[str, int] = {}
+    for each in buckets:
+        for letter, count in each.counts.items():
+            counts[letter] = counts.get(letter, 0) + count
+    return Bucket(
+        start_ms,
+        counts,
+        sum(each.runs for each in buckets),
+        max(each.misses for each in buckets),
+        max(each.drops for each in buckets),
+    )
+
+
+def _read_layer(
+    store: Store, layer: Layer, component_id: str, host: str, from_ms: int, to_ms: int
+) -> Iterator[Bucket]:
+    for chunk in range(from_ms // layer.chunk_ms, (to_ms - 1) // layer.chunk_ms + 1):
+        for start_ms, *rest in _get(store, layer, component_id, host, chunk)["rows"]:
+            if from_ms <= start_ms < to_ms:
+                yield Bucket(start_ms, *rest)
+
+
+def _read_samples(store: Store, until_ms: int, host: str) -> list[Doc]:
+    """The samples of a host before a moment, oldest first; keys sort in the order of writing."""
+    found: list[Doc] = []
+    after = ""
+    while page := store.find(COLLECTION, after=after, limit=_PAGE):
+        found += page
+        after = page[-1]["_key"]
+    found = [each for each in found if _is_sample(each, until_ms, host)]
+    found.sort(key=lambda each: int(each["wall_ms"]))
+    return found
+
+
+def _is_sample(doc: Doc, until_ms: int, host: str) -> bool:
+    known = type(doc.get("wall_ms")) is int and isinstance(doc.get("component_id"), str)
+    return known and doc["wall_ms"] < until_ms and doc.get("host", "") == host
+
+
+def _fold(store: Store, component_id: str, host: str, done: int, chunk: int) -> None:
+    """Add the fine documents from ``done`` to before ``chunk`` to the other layers, and delete
+    what is too old."""
+    kept = FINE.keep_ms // FINE.chunk_ms + 2
+    rows: list[Bucket] = []
+    for number in sorted({done, *range(max(done, chunk - kept), chunk)}):
+        doc = _get(store, FINE, component_id, host, number)
+        rows += [Bucket(*row) for row in doc["rows"]]
+    for layer in (MIDDLE, COARSE):
+        _add(store, layer, component_id, host, rows)
+    for layer in (FINE, MIDDLE):
+        gone = [
+            (number * FINE.chunk_ms - layer.keep_ms - layer.chunk_ms) // layer.chunk_ms
+            for number in (done, chunk)
+        ]
+        for number in range(gone[0], gone[1] + 1):
+            store.delete(SERIES, layer.key(component_id, number, host))
+
+
+def _add(
+    store: Store, layer: Layer, component_id: str, host: str, buckets: Iterable[Bucket]
+) -> None:
+    """Merge buckets of the fine step into a layer; those that it has already are ignored."""
+    for chunk, group in groupby(buckets, key=lambda each: each.start_ms // layer.chunk_ms):
+        doc = _get(store, layer, component_id, host, chunk)
+        new = [each for each in group if each.start_ms > doc["filled_ms"]]
+        if not new:
+            continue
+        rows: list[Any] = doc["rows"]
+        for start_ms, part in _group(new, layer.step_ms):
+            if rows and rows[-1][0] == start_ms:
+                part.insert(0, Bucket(*rows.pop()))
+            rows.append(list(_merge(start_ms, part)))
+        doc["filled_ms"] = new[-1].start_ms
+        _put(store, doc)
+
+
+def _get(store: Store, layer: Layer, component_id: str, host: str, chunk: int) -> Doc:
+    key = layer.key(component_id, chunk, host)
+    return store.get(SERIES, key) or {"_key": key, "filled_ms": -1, "rows": []}
+
+
+def _read_index(store: Store, host: str) -> Doc:
+    key = "health:index" + (f"@{host}" if host else "")
+    return store.get(SERIES, key) or {"_key": key}
+
+
+def _put(store: Store, doc: Doc) -> None:
+    """Only one process of a host condenses; what another one wrote meanwhile is left alone."""
+    try:
+        if "_rev" in doc:
+            store.replace(SERIES, doc)
+        else:
+            store.insert(SERIES, doc)
+    except (StaleRevision, KeyExists):
+        return

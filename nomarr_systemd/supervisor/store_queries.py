@@ -1,0 +1,160 @@
+"""Questions of the live socket that the work store answers: history of health, lists of jobs.
+
+A thread of their own reads, with a store of its own: neither the loop nor the settling of jobs
+waits for them. Whoever may connect may ask, so every answer is bounded.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from queue import SimpleQueue
+from typing import Any, Final, NamedTuple
+
+from nomarr_systemd.config.values import StoreSettings
+from nomarr_systemd.core.errors import BadName, NomarrError
+from nomarr_systemd.core.ids import Component, check_pool, parse_component
+from nomarr_systemd.core.job import STATUSES
+from nomarr_systemd.host.machine import host_of
+from nomarr_systemd.jobs import queue
+from nomarr_systemd.ledger import health_series
+from nomarr_systemd.ledger.record_archive import read_archive
+from nomarr_systemd.store.open import open_work_store
+from nomarr_systemd.store.protocol import Store
+from nomarr_systemd.supervisor.loop import Loop
+
+MAX_WAITING: Final = 64
+MAX_WORKERS: Final = 100  # in one question about history
+MAX_JOBS: Final = 200
+MAX_RECORDS: Final = 1000
+_LEAVE_S: Final = 1.0
+_FOREVER_MS: Final = 1 << 50
+
+Answer = dict[str, Any]
+Query = Callable[[Store, str], Answer]  # called in the thread, with this host's name
+Reply = Callable[[Mapping[str, Any]], None]
+
+
+class _Question(NamedTuple):
+    settings: StoreSettings
+    query: Query
+    reply: Reply
+
+
+class StoreQueries:
+    """The loop's side; ``settings`` says which store is in force."""
+
+    def __init__(self, loop: Loop, settings: Callable[[], StoreSettings]) -> None:
+        self._loop = loop
+        self._settings = settings
+        self._inbox: SimpleQueue[_Question | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._waiting = 0
+
+    def ask(self, query: Query, reply: Reply) -> None:
+        """Have a question answered. If too many wait, it is refused at once."""
+        if self._waiting >= MAX_WAITING:
+            reply({"ok": False, "error": "too many questions wait for the store; ask again later"})
+            return
+        self._waiting += 1
+        if self._thread is None:
+            # A daemon: a store that hangs must not delay the end of the program.
+            self._thread = threading.Thread(target=self._run, name="queries", daemon=True)
+            self._thread.start()
+        self._inbox.put(_Question(self._settings(), query, reply))
+
+    def close(self) -> None:
+        if self._thread is not None:
+            self._inbox.put(None)
+            self._thread.join(_LEAVE_S)
+
+    def _run(self) -> None:
+        store: Store | None = None
+        opened: StoreSettings | None = None
+        while (question := self._inbox.get()) is not None:
+            try:
+                if store is None or question.settings != opened:
+                    if store is not None:
+                        store.close()
+                    store, opened = open_work_store(question.settings), question.settings
+                answer = question.query(store, host_of(question.settings.url))
+            except NomarrError as error:
+                answer = {"ok": False, "error": str(error)}
+                if store is not None:
+                    store.close()
+                store = None
+            except Exception as error:  # the thread's outermost loop; a damaged document
+                answer = {"ok": False, "error": f"the store cannot be read: {error!r:.200}"}
+            self._loop.post(partial(self._answer, question.reply, answer))
+        if store is not None:
+            store.close()
+
+    def _answer(self, reply: Reply, answer: Answer) -> None:
+        self._waiting -= 1
+        reply(answer)
+
+
+def read_history(request: Mapping[str, Any]) -> Query:
+    """Health of ``components`` between ``since_ms`` and ``until_ms`` in ``points`` buckets; with
+    ``records`` also the archived records of each. BadName if the request is wrong."""
+    names = request.get("components")
+    if not isinstance(names, list) or not 0 < len(names) <= MAX_WORKERS:
+        raise BadName(f'"components" must be a list of 1 to {MAX_WORKERS} workers')
+    components = [parse_component(str(name)[:100]) for name in names]
+    since_ms = _number(request, "since_ms", 0, _FOREVER_MS)
+    until_ms = _number(request, "until_ms", _FOREVER_MS, _FOREVER_MS)
+    points = _number(request, "points", 300, health_series.MAX_POINTS)
+    with_records = request.get("records") is True
+
+    def query(store: Store, host: str) -> Answer:
+        now_ms = time.time_ns() // 1_000_000
+        span = (since_ms, min(until_ms, now_ms + 1))
+        found: dict[str, dict[str, Any]] = {}
+        for each in components:
+            found[each.component_id] = {"health": _read_health(store, host, each, span, points)}
+            if with_records:
+                records = read_archive(store, each, *span, host)[-MAX_RECORDS:]
+                found[each.component_id]["records"] = [record.write() for record in records]
+        return {"ok": True, "now_ms": now_ms, "workers": found}
+
+    return query
+
+
+def list_jobs(request: Mapping[str, Any]) -> Query:
+    """Jobs of ``pool`` in ``status``, at most ``limit`` of them after the key ``after``."""
+    pool = str(request.get("pool"))[:100]
+    check_pool(pool)
+    status = request.get("status")
+    if status not in STATUSES:
+        raise BadName(f'"status" must be one of {", ".join(STATUSES)}')
+    limit = _number(request, "limit", 50, MAX_JOBS)
+    after = str(request.get("after") or "")[:254]
+
+    def query(store: Store, _host: str) -> Answer:
+        where = {"pool": pool, "status": status}
+        page = store.find(queue.JOBS, where, after=after, limit=limit)
+        jobs = [
+            {"id": doc["_key"], **{name: doc[name] for name in doc if name[0] != "_"}}
+            for doc in page
+        ]
+        return {"ok": True, "jobs": jobs, "counts": queue.count(store, pool)}
+
+    return query
+
+
+def _read_health(
+    store: Store, host: str, component: Component, span: tuple[int, int], points: int
+) -> list[list[Any]]:
+    buckets = health_series.read(
+        store, component.component_id, *span, now_ms=span[1], points=points, host=host
+    )
+    return [list(bucket) for bucket in buckets]
+
+
+def _number(request: Mapping[str, Any], name: str, default: int, most: int) -> int:
+    value = request.get(name, default)
+    if type(value) is not int or not 0 <= value <= most:
+        raise BadName(f'"{name}" must be a whole number up to {most}')
+    return value

@@ -1,0 +1,378 @@
+"""What the API answers, as JSON values. These functions wait for systemd, files, the journal and
+the supervisor; ``server`` calls them in threads.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from nomarr_systemd.config.values import Config
+from nomarr_systemd.core.account import Account, statistics
+from nomarr_systemd.core.errors import BadName, NomarrError
+from nomarr_systemd.core.ids import Component
+from nomarr_systemd.core.incident import INCIDENT
+from nomarr_systemd.core.job import STATUSES
+from nomarr_systemd.core.json import get_list, get_objects
+from nomarr_systemd.core.ledger_record import Record
+from nomarr_systemd.core.simulate import simulate as replay
+from nomarr_systemd.host import clock
+from nomarr_systemd.host.scope import Scope
+from nomarr_systemd.ledger import health_series
+from nomarr_systemd.ledger.public import read_published
+from nomarr_systemd.live import client
+from nomarr_systemd.live.protocol import BLACKBOX, HISTORY, JOBS_OF, SNAPSHOT
+from nomarr_systemd.operate import policies, simulation
+from nomarr_systemd.operate.choose import choose, choose_one
+from nomarr_systemd.operate.overview import Overview, View, look
+from nomarr_systemd.postmortem.report import record_to_json, render, to_json
+from nomarr_systemd.postmortem.report_model import Report
+from nomarr_systemd.postmortem.verdict import make_report
+from nomarr_systemd.postmortem.witnesses import check_known, choose_run, gather
+from nomarr_systemd.systemd.journal import MESSAGE_IDS
+from nomarr_systemd.systemd.journal_reader import Entry, Journal
+
+LIVE_S: Final = 5.0  # for an answer that the supervisor reads from the store
+_JOURNAL_S: Final = 0.6
+_MAX_INCIDENTS: Final = 200
+_PAGE: Final = 100  # workers in one question about history
+_CANARY: Final = re.compile(r"(worker:[a-z0-9_]+:[0-9]+) is tried first")
+_OPENED: Final = MESSAGE_IDS["incident-opened"]
+_CLOSED: Final = MESSAGE_IDS["incident-closed"]
+
+
+class Unavailable(NomarrError):
+    """The supervisor does not answer, and nothing else knows."""
+
+    code = "unavailable"
+
+
+class NoSuchPool(NomarrError):
+    """The pool is not configured."""
+
+    code = "no-such-pool"
+
+
+class State(NamedTuple):
+    """One look at everything, which several answers share."""
+
+    config: Config
+    overview: Overview
+    accounts: dict[str, Account]
+    at: float  # CLOCK_MONOTONIC
+
+
+def read_state(scope: Scope, names: tuple[str, ...] = ()) -> State:
+    """Look at the named workers, or at all. ConfigError if there is no readable configuration."""
+    config = scope.read_in_force()
+    overview = look(scope, config, names)
+    accounts = {
+        view.worker.component_id: read_published(scope.paths.public, view.worker).account
+        for view in overview.views
+    }
+    return State(config, overview, accounts, time.monotonic())
+
+
+def show_worker(state: State, view: View) -> dict[str, Any]:
+    """A worker as in docs/json.md#status, and totals of its account."""
+    account = state.accounts.get(view.worker.component_id, Account(view.worker.component_id))
+    totals = statistics(account, view.window_s, clock.now())
+    return view.to_json() | {
+        "total_restarts": totals.total_restarts,
+        "recoveries": totals.recoveries,
+        "crashes": [each.wall_ms for each in account.records if each.kind][-20:],
+    }
+
+
+def ask_snapshot(scope: Scope) -> dict[str, dict[str, Any]]:
+    """Each worker as the supervisor describes it; {} if it does not answer."""
+    answer = client.ask(scope.paths.live, {"op": SNAPSHOT}, timeout_s=1.0)
+    return {str(each.get("component")): each for each in get_objects(answer, "workers")}
+
+
+def list_workers(state: State) -> dict[str, Any]:
+    about = state.overview.supervisor
+    return {
+        "now_ms": clock.wall_ms(),
+        "supervisor": {"answers": bool(about), "unit": state.overview.supervisor_unit, **about},
+        "scope": "user" if state.overview.user else "system",
+        "workers": [show_worker(state, view) for view in state.overview.views],
+    }
+
+
+def find_worker(scope: Scope, config: Config, name: str) -> dict[str, Any]:
+    """One worker, with its policy. NoSuchWorker suggests the nearest name."""
+    worker = choose_one(config, name)
+    state = read_state(scope, (worker.component_id,))
+    view = state.overview.views[0]
+    rules = policies.to_json(worker, policies.resolve(state.config, worker))
+    return show_worker(state, view) | {"policy": rules["policy"]}
+
+
+def list_pools(state: State, queues: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Each pool: its workers by state, and its queue as the supervisor saw it last."""
+    pools = []
+    for pool in state.config.pools:
+        mine = [view for view in state.overview.views if view.worker.pool == pool.name]
+        states: dict[str, int] = {}
+        for view in mine:
+            states[view.state] = states.get(view.state, 0) + 1
+        pools.append(
+            {
+                "pool": pool.name,
+                "workers": len(mine),
+                "states": states,
+                "crash_policy": pool.crash_policy,
+                "program": pool.entrypoint or " ".join(pool.command),
+                "queue": queues.get(pool.name),
+            }
+        )
+    return {"pools": pools}
+
+
+def list_policies(state: State, names: list[str]) -> dict[str, Any]:
+    workers = choose(state.config, names) if names else state.config.components()
+    return {
+        "policies": [
+            policies.to_json(each, policies.resolve(state.config, each)) for each in workers
+        ]
+    }
+
+
+def list_jobs(scope: Scope, config: Config, query: Mapping[str, str]) -> dict[str, Any]:
+    """Jobs of a pool in one status. The supervisor reads the store: this process may not."""
+    pool = query.get("pool") or (config.pools[0].name if config.pools else "")
+    if pool not in {each.name for each in config.pools}:
+        raise NoSuchPool(f"there is no pool {pool!r:.40}", hint="GET /api/pools lists them")
+    status = query.get("status", "running")
+    if status not in STATUSES:
+        raise BadName(f"status is one of {', '.join(STATUSES)}")
+    if len(query.get("after", "")) > 254:
+        raise BadName("after is the key of a job, which has at most 254 characters")
+    request = {
+        "op": JOBS_OF,
+        "pool": pool,
+        "status": status,
+        "limit": _whole(query, "limit", 50, 1, 200),
+        "after": query.get("after", ""),
+    }
+    answer = _ask(scope, request)
+    return {
+        "pool": pool,
+        "status": status,
+        "counts": answer.get("counts", {}),
+        "jobs": [_trim(job) for job in get_objects(answer, "jobs")],
+    }
+
+
+def read_history(scope: Scope, worker: Component, query: Mapping[str, str]) -> dict[str, Any]:
+    """Health in buckets, and every record of the account, between two moments."""
+    now_ms = clock.wall_ms()
+    until_ms = _whole(query, "until_ms", now_ms, 1, 1 << 50)
+    since_ms = _whole(query, "since_ms", max(0, until_ms - 86_400_000), 0, 1 << 50)
+    since_ms = min(since_ms, until_ms - 1)  # a span without length has no samples
+    points = _whole(query, "points", 300, 1, health_series.MAX_POINTS)
+    answer = _ask_history(scope, [worker], since_ms, until_ms, points, records=True)
+    mine = answer.get(worker.component_id, {})
+    records = {each.attempt: each for each in _parse_records(mine)}
+    # The ledger itself is never behind.
+    account, problem = read_published(scope.paths.public, worker)
+    records |= {r.attempt: r for r in account.records if since_ms <= r.wall_ms < until_ms}
+    return {
+        "component": worker.component_id,
+        "since_ms": since_ms,
+        "until_ms": until_ms,
+        "step_ms": health_series.choose_step(since_ms, until_ms, points),
+        "health": [_show_bucket(row) for row in get_list(mine, "health", [])],
+        "records": [record_to_json(records[number]) for number in sorted(records)],
+        "notes": ([] if answer else [_NO_HISTORY]) + ([problem] if problem else []),
+    }
+
+
+def read_sparklines(
+    scope: Scope, config: Config, *, hours: int = 6, points: int = 36
+) -> dict[str, Any]:
+    """The worst status of each step for every worker, one letter each; ``-``: no sample."""
+    now_ms = clock.wall_ms()
+    step_ms = hours * 3_600_000 // points
+    until_ms = now_ms - now_ms % step_ms + step_ms
+    since_ms = until_ms - step_ms * points
+    everyone = config.components()
+    lines = {}
+    for first in range(0, len(everyone), _PAGE):
+        page = everyone[first : first + _PAGE]
+        answer = _ask_history(scope, page, since_ms, until_ms, points, records=False)
+        for worker in page:
+            line = ["-"] * points
+            for row in get_list(answer.get(worker.component_id, {}), "health", []):
+                bucket = health_series.Bucket(*row)
+                place = (bucket.start_ms - since_ms) // step_ms
+                if 0 <= place < points:
+                    line[place] = min(line[place], bucket.worst, key=_order)
+            lines[worker.component_id] = "".join(line)
+    return {"since_ms": since_ms, "step_ms": step_ms, "letters": _WORDS, "workers": lines}
+
+
+def read_frames(scope: Scope, worker: Component) -> dict[str, Any]:
+    answer = _ask(scope, {"op": BLACKBOX, "component": worker.component_id})
+    lines = [str(line)[:4096] for line in get_list(answer, "frames", [])]
+    return {"component": worker.component_id, "frames": lines}
+
+
+def make_postmortem(scope: Scope, config: Config, worker: Component, invocation: str) -> Report:
+    check_known(scope.paths, config, worker)
+    witnesses = gather(scope.paths, worker)
+    return make_report(witnesses, *choose_run(witnesses, invocation))
+
+
+def show_postmortem(report: Report, form: str) -> str | dict[str, Any]:
+    if form == "html":
+        return render(report, "why.html.j2")
+    return render(report, "why.txt.j2", width=100) if form == "text" else to_json(report)
+
+
+def try_policy(
+    scope: Scope, config: Config, worker: Component, changes: list[str]
+) -> dict[str, Any]:
+    """What another policy would have done; docs/json.md#policy-simulate."""
+    settings = simulation.read_settings(changes)
+    rules = simulation.change(config.rules_for(worker), settings)
+    account = read_published(scope.paths.public, worker).account
+    result = replay(account, rules, clock.now())
+    return simulation.to_json([simulation.Replayed(worker, rules, result)], settings)
+
+
+def list_incidents(state: State) -> dict[str, Any]:
+    """Open incidents, by the holds that they made; past ones, by the controller's entries in the
+    journal. The ledger's own document is root's."""
+    now: dict[str, dict[str, Any]] = {}
+    for view in state.overview.views:
+        if view.held.startswith(INCIDENT):
+            found = now.setdefault(
+                view.worker.pool,
+                {"pool": view.worker.pool, "open": True, "text": view.held, "held": []},
+            )
+            found["held"].append(view.worker.component_id)
+    past, notes = _read_past_incidents()
+    for pool, found in now.items():
+        canary = _CANARY.search(found["text"])
+        found["canary"] = canary[1] if canary else None
+        started = [each for each in past if each["pool"] == pool and each["closed_ms"] is None]
+        found["opened_ms"] = started[-1]["opened_ms"] if started else None
+        found["closed_ms"], found["closed"] = None, None
+    shown = [each for each in past if not (each["pool"] in now and each["closed_ms"] is None)]
+    return {"incidents": [*now.values(), *reversed(shown)], "notes": notes}
+
+
+def _read_past_incidents() -> tuple[list[dict[str, Any]], list[str]]:
+    terms = [[f"MESSAGE_ID={each}"] for each in (_OPENED, _CLOSED)]
+    with Journal(deadline=time.monotonic() + _JOURNAL_S) as journal:
+        entries = journal.read_back(terms, limit=_MAX_INCIDENTS, wanted=_is_controllers)
+        notes = []
+        if not journal.is_readable:
+            notes.append("past incidents are in the journal, which this process may not read")
+        elif journal.cut_short:
+            notes.append("the journal is long: older incidents are left out")
+    past: list[dict[str, Any]] = []
+    opened: dict[str, dict[str, Any]] = {}
+    for entry in entries:
+        pool, text = entry.get("NOMARR_POOL"), entry.get("NOMARR_REASON") or entry.text
+        if entry.message_id == _OPENED:
+            canary = _CANARY.search(text)
+            opened[pool] = {
+                "pool": pool,
+                "open": False,
+                "text": text,
+                "held": [],
+                "canary": canary[1] if canary else None,
+                "opened_ms": entry.wall_us // 1000,
+                "closed_ms": None,
+                "closed": None,
+            }
+            past.append(opened[pool])
+        elif pool in opened:
+            opened.pop(pool).update(closed_ms=entry.wall_us // 1000, closed=text)
+    return past, notes
+
+
+def _is_controllers(entry: Entry) -> bool:
+    """journald itself says which unit wrote an entry; a worker could write the rest."""
+    unit = entry.get("_SYSTEMD_USER_UNIT") or entry.get("_SYSTEMD_UNIT")
+    return not unit.startswith("nomarr-worker@")
+
+
+def _ask_history(
+    scope: Scope,
+    workers: list[Component] | tuple[Component, ...],
+    since_ms: int,
+    until_ms: int,
+    points: int,
+    *,
+    records: bool,
+) -> dict[str, Any]:
+    request = {
+        "op": HISTORY,
+        "components": [each.component_id for each in workers],
+        "since_ms": since_ms,
+        "until_ms": until_ms,
+        "points": points,
+        "records": records,
+    }
+    answer = client.ask(scope.paths.live, request, timeout_s=LIVE_S).get("workers")
+    return answer if isinstance(answer, dict) else {}
+
+
+def _ask(scope: Scope, request: Mapping[str, object]) -> dict[str, Any]:
+    answer = client.ask(scope.paths.live, request, timeout_s=LIVE_S)
+    if not answer:
+        raise Unavailable(
+            "the supervisor does not answer", hint="systemctl status nomarr-supervisor.service"
+        )
+    return answer
+
+
+def _parse_records(mine: Mapping[str, Any]) -> list[Record]:
+    return [Record.read(row) for row in get_list(mine, "records", []) if isinstance(row, str)]
+
+
+def _show_bucket(row: list[Any]) -> dict[str, Any]:
+    bucket = health_series.Bucket(*row)
+    return {
+        "at_ms": bucket.start_ms,
+        "states": {_WORDS[letter]: count for letter, count in bucket.counts.items()},
+        "worst": _WORDS[bucket.worst],
+        "runs": bucket.runs,
+        "misses": bucket.misses,
+        "drops": bucket.drops,
+    }
+
+
+def _trim(job: dict[str, Any]) -> dict[str, Any]:
+    """A job without a result of any size: the page shows none of it."""
+    result = job.get("result")
+    return {**job, "result": None if result is None else str(result)[:500]}
+
+
+def _whole(query: Mapping[str, str], name: str, default: int, least: int, most: int) -> int:
+    text = query.get(name)
+    if text is None:
+        return default
+    number = int(text) if text.isascii() and text.isdigit() and len(text) < 20 else -1
+    if not least <= number <= most:
+        raise BadName(f"{name} must be a whole number from {least} to {most}")
+    return number
+
+
+def _order(letter: str) -> int:
+    return (
+        len(health_series.WORST_FIRST) if letter == "-" else health_series.WORST_FIRST.index(letter)
+    )
+
+
+_WORDS: Final = {letter: word for word, letter in health_series.LETTERS.items()}
+_NO_HISTORY: Final = (
+    "the supervisor does not answer: history of health is missing, and records are those that the"
+    " ledger still has"
+)

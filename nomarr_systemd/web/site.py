@@ -1,0 +1,161 @@
+"""What all requests share: the installation, its guard, the broker, threads and cached looks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import grp
+import json
+import os
+import pwd
+import socket
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, TypeVar
+
+from tornado.httputil import HTTPServerRequest
+
+from nomarr_systemd.config.values import Config
+from nomarr_systemd.core.errors import NomarrError
+from nomarr_systemd.host.scope import Scope
+from nomarr_systemd.web import readers
+from nomarr_systemd.web.broker import Broker
+from nomarr_systemd.web.guard import Guard, Refusal, find_peer_uid
+from nomarr_systemd.web.metrics import Metrics, Sources
+from nomarr_systemd.web.ticker import Ticker
+from nomarr_systemd.web.upstream import Upstream
+
+OPENAPI: Final = os.path.join(os.path.dirname(__file__), "openapi.json")
+GROUPS: Final = ("nomarr-view", "nomarr")  # whose members may see what the page shows
+_LOOK_S: Final = 1.0  # an answer may be so old
+_METRICS_S: Final = 30.0  # nomarr_look_age_seconds tells
+_SPARKLINES_S: Final = 30.0
+_THREADS: Final = 4
+_Found = TypeVar("_Found")
+
+
+class Site:
+    """``checks_peer``: a client on this machine is asked for its user, by the kernel."""
+
+    def __init__(self, scope: Scope, guard: Guard, *, checks_peer: bool) -> None:
+        self.scope = scope
+        self.guard = guard
+        self.broker = Broker()
+        self.ticker = Ticker(self.broker)
+        self.upstream = Upstream(scope.paths.live, self.broker)
+        self.metrics = Metrics()
+        self.upstream.on_job = self.metrics.observe_job
+        self.frame_clients = 0
+        with open(OPENAPI, encoding="utf-8") as file:
+            self.openapi: dict[str, Any] = json.load(file)
+        self._checks_peer = checks_peer
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="read")
+        self._look: asyncio.Future[readers.State] | None = None
+        self._state: readers.State | None = None
+        self._lines: asyncio.Future[dict[str, Any]] | None = None
+        self._lines_at = 0.0
+
+    async def run(self, ask: Callable[..., _Found], *arguments: Any) -> _Found:
+        """Call a function that waits, in a thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, ask, *arguments)
+
+    async def look(self, may_be_s: float = _LOOK_S) -> readers.State:
+        """Everything as it was at most ``may_be_s`` ago. Many that ask at once share one look; an
+        answer that is older than _LOOK_S is renewed meanwhile for those who ask next."""
+        done = self._state
+        if self._look is None and (done is None or time.monotonic() - done.at > _LOOK_S):
+            self._look = asyncio.ensure_future(self.run(readers.read_state, self.scope))
+            self._look.add_done_callback(self._take_look)
+        if done is not None and time.monotonic() - done.at <= may_be_s:
+            return done
+        if self._look is not None:
+            return await asyncio.shield(self._look)
+        raise AssertionError("a look is there, or under way")
+
+    def _take_look(self, look: asyncio.Future[readers.State]) -> None:
+        self._look = None
+        if not look.cancelled():
+            self._state = None if look.exception() else look.result()
+
+    async def config(self) -> Config:
+        """The configuration in force, which is there also without systemd."""
+        return await self.run(self.scope.read_in_force)
+
+    async def sparklines(self) -> dict[str, Any]:
+        now = time.monotonic()
+        if self._lines is None or (self._lines.done() and now - self._lines_at > _SPARKLINES_S):
+            config = await self.config()
+            self._lines_at = now
+            self._lines = asyncio.ensure_future(
+                self.run(readers.read_sparklines, self.scope, config)
+            )
+        return await asyncio.shield(self._lines)
+
+    def queues(self) -> dict[str, dict[str, Any]]:
+        """The last state of each pool's queue."""
+        found = self.broker.states("queue")
+        return {each["queue"]: each for each in found if isinstance(each.get("queue"), str)}
+
+    async def render_metrics(self) -> bytes:
+        state: readers.State | None = None
+        with contextlib.suppress(NomarrError):  # nomarr_up says so
+            state = await self.look(_METRICS_S)
+        live = await self.run(readers.ask_snapshot, self.scope)
+        sources = Sources(
+            live,
+            {name: dict(queue) for name, queue in self.queues().items()},
+            self.upstream.is_connected,
+            self.upstream.lost,
+            len(self.broker.readers),
+        )
+        return await self.run(self.metrics.render, state, sources)
+
+    def check_peer(self, request: HTTPServerRequest) -> Refusal | None:
+        """A local client whose user may not see this is refused; the answer is kept for the
+        connection."""
+        if not self._checks_peer:
+            return None
+        connection: Any = request.connection
+        context = connection.context
+        if not hasattr(context, "peer_uid"):
+            context.peer_uid = _find_uid(connection.stream.socket)
+        uid = context.peer_uid
+        if uid is None or uid in (0, os.getuid()) or (not self.scope.user and is_viewer(uid)):
+            return None
+        hint = "use a token, or ask the owner of this page"
+        if not self.scope.user:
+            hint = (
+                f"join the group: usermod --append --groups {GROUPS[0]} YOUR-NAME; or use a token"
+            )
+        return Refusal(403, "your user on this machine may not see this", hint)
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def is_viewer(uid: int) -> bool:
+    """True if a user is a member of one of GROUPS."""
+    try:
+        user = pwd.getpwuid(uid)
+    except KeyError:
+        return False
+    for name in GROUPS:
+        try:
+            group = grp.getgrnam(name)
+        except KeyError:
+            continue
+        if user.pw_name in group.gr_mem or user.pw_gid == group.gr_gid:
+            return True
+    return False
+
+
+def _find_uid(link: socket.socket | None) -> int | None:
+    """The user at the other end of a TCP connection within this machine; None elsewhere."""
+    if link is None or link.family not in (socket.AF_INET, socket.AF_INET6):
+        return None
+    try:
+        peer, local = link.getpeername()[:2], link.getsockname()[:2]
+    except OSError:
+        return None
+    return find_peer_uid(link.family, peer, local)

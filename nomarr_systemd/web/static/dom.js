@@ -1,0 +1,91 @@
+// Building the page. Text of workers only ever becomes text: there is no innerHTML anywhere.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+export function h(tag, attributes = {}, ...children) {
+  return fill(document.createElement(tag), attributes, children);
+}
+
+export function s(tag, attributes = {}, ...children) {
+  return fill(document.createElementNS(SVG, tag), attributes, children);
+}
+
+function fill(element, attributes, children) {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else element.setAttribute(name, value === true ? "" : value);
+  }
+  element.append(...only(children));
+  return element;
+}
+
+function only(children) {
+  return children.flat(Infinity).filter((each) => each !== null && each !== undefined && each !== false);
+}
+
+// Replaces what is in an element; lists are taken apart, and what is not there is left out.
+export function put(element, ...children) {
+  element.replaceChildren(...only(children));
+}
+
+// The end of a path says most.
+export function shortPath(text) {
+  const parts = text.split("/");
+  return plain(parts.length > 2 ? `…/${parts.at(-1)}` : text, 120);
+}
+
+// Control characters and those that turn text around are made visible, as nomarrctl does.
+export function plain(text, most = 300) {
+  const shown = String(text ?? "").replace(
+    /[\u0000-\u001f\u007f-\u009f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]/g,
+    (sign) => `\\u${sign.charCodeAt(0).toString(16).padStart(4, "0")}`,
+  );
+  return shown.length > most ? `${shown.slice(0, most - 1)}…` : shown;
+}
+
+const STEPS = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]];
+
+export function duration(seconds) {
+  if (seconds === null || seconds === undefined || Number.isNaN(seconds)) return "–";
+  const whole = Math.max(0, Math.floor(seconds));
+  for (const [index, [size, unit]] of STEPS.entries()) {
+    if (whole >= size * (index < 3 ? 1 : 0)) {
+      const next = STEPS[index + 1];
+      const rest = next ? Math.floor((whole % size) / next[0]) : 0;
+      return `${Math.floor(whole / size)} ${unit}${rest ? ` ${rest} ${next[1]}` : ""}`;
+    }
+  }
+  return "0 s";
+}
+
+export function moment(ms) {
+  const date = new Date(ms);
+  const pad = (number) => String(number).padStart(2, "0");
+  const day = `${date.getFullYear()}-${pad(date.getMonth() + 1)}-${pad(date.getDate())}`;
+  return `${day} ${pad(date.getHours())}:${pad(date.getMinutes())}:${pad(date.getSeconds())}`;
+}
+
+export function ago(ms) {
+  return h("time", { datetime: new Date(ms).toISOString(), title: moment(ms), "data-ago": ms },
+    `${duration((Date.now() - ms) / 1000)} ago`);
+}
+
+// A command to copy: the page itself changes nothing.
+export function command(text, why) {
+  const code = h("code", {}, text);
+  const button = h("button", {
+    type: "button", class: "copy", "aria-label": `Copy: ${text}`,
+    onclick: async () => {
+      try {
+        await navigator.clipboard.writeText(text);
+        button.textContent = "copied";
+      } catch {
+        getSelection().selectAllChildren(code);
+        button.textContent = "selected";
+      }
+      setTimeout(() => { button.textContent = "copy"; }, 1500);
+    },
+  }, "copy");
+  return h("div", { class: "command" }, h("div", { class: "line" }, code, button), why && h("small", {}, why));
+}

@@ -1,0 +1,95 @@
+"""The one subscription of this process to the live socket; it is renewed for as long as it takes.
+
+Events go to the broker. How long jobs took is noted on the way, for the metrics.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
+
+from nomarr_systemd.live.client import NoSupervisor, Subscription
+from nomarr_systemd.live.protocol import JOBS, QUEUES, SYSTEM, make_event
+from nomarr_systemd.web.broker import Broker
+
+TOPICS: Final = ("worker:*:status", "queue:*:status", QUEUES, JOBS, SYSTEM)
+# What this process says of itself, on the topic of the system.
+LOST: Final = "supervisor_lost"
+BACK: Final = "supervisor_back"
+_FIRST_RETRY_S: Final = 0.1
+_LAST_RETRY_S: Final = 2.0
+
+Sleep = Callable[[float], Awaitable[None]]
+
+
+class Upstream:
+    """``run`` until it is cancelled. ``is_connected`` says whether the supervisor answers."""
+
+    def __init__(self, path: str, broker: Broker, *, sleep: Sleep = asyncio.sleep) -> None:
+        self.is_connected = False
+        self.lost = 0  # events that the supervisor dropped because this process was too slow
+        self.on_job: Callable[[str, float], None] = lambda _pool, _seconds: None
+        self._path = path
+        self._broker = broker
+        self._sleep = sleep
+        self._running: dict[str, int] = {}  # when each running job was begun
+
+    async def run(self) -> None:
+        retry_s = _FIRST_RETRY_S
+        while True:
+            began = time.monotonic()
+            with contextlib.suppress(NoSupervisor, OSError):
+                await self._follow()
+            if self.is_connected:
+                self.is_connected = False
+                self._broker.publish(make_event(SYSTEM, LOST))
+            retry_s = _FIRST_RETRY_S if time.monotonic() - began > _LAST_RETRY_S else retry_s
+            await self._sleep(retry_s)
+            retry_s = min(retry_s * 2, _LAST_RETRY_S)
+
+    async def _follow(self) -> None:
+        """Until the supervisor leaves."""
+        # Connecting to a Unix socket takes no time, or fails; a full backlog waits for 0.2 s.
+        subscription = Subscription(self._path, TOPICS, timeout_s=0.2)
+        loop = asyncio.get_running_loop()
+        readable = asyncio.Event()
+        loop.add_reader(subscription.fileno(), readable.set)
+        try:
+            self._broker.forget_states()
+            while True:
+                await readable.wait()
+                readable.clear()
+                events = subscription.read()
+                if events is None:
+                    return
+                if events and not self.is_connected:
+                    self.is_connected = True
+                    self._broker.publish(make_event(SYSTEM, BACK))
+                for event in events:
+                    self._take(event)
+        finally:
+            loop.remove_reader(subscription.fileno())
+            subscription.close()
+
+    def _take(self, event: Mapping[str, Any]) -> None:
+        if event.get("type") == "lost":
+            self.lost += event["count"] if isinstance(event.get("count"), int) else 1
+        for job in (event.get("job"), *(event.get("jobs") or ())):
+            if isinstance(job, dict):
+                self._time_job(job)
+        self._broker.publish(event)
+
+    def _time_job(self, job: Mapping[str, Any]) -> None:
+        key, began, ended = str(job.get("id")), job.get("started_ms"), job.get("updated_ms")
+        if job.get("status") == "running":
+            self._running[key] = began if isinstance(began, int) else 0
+        elif job.get("status") in ("done", "error") and isinstance(ended, int):
+            start = self._running.pop(key, None)
+            start = began if isinstance(began, int) else start
+            if start and ended >= start:
+                self.on_job(str(job.get("pool")), (ended - start) / 1000)
+        else:
+            self._running.pop(key, None)

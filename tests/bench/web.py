@@ -1,0 +1,198 @@
+"""nomarr-web: from a frame to a client of the stream, many clients, metrics, and the page."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+from nomarr_systemd.config.values import Config, Pool, StoreSettings, WebSettings
+from tests.bench.timing import report
+from tests.support.lab import Lab
+from tests.support.supervision import Lab as Supervision
+from tests.support.supervision import Writer, make_lab
+from tests.support.web_site import Client, find_port
+
+ROUNDS = 60
+CLIENTS = 500
+WORKERS = 200
+HZ = 4
+SECONDS = 8
+CHROMIUM = "/usr/bin/chromium"
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def measure() -> None:
+    with make_lab() as lab:
+        lab.configure(tag=WORKERS)
+        lab.start()
+        writers = []
+        for number in range(WORKERS):
+            lab.begin_run(f"tag-{number}")
+            writers.append(lab.writer(f"tag-{number}"))
+            writers[-1].frame(job="first")
+        with serve(lab) as (client, pid):
+            measure_latency(client, writers[0])
+            asyncio.run(measure_clients(client, pid, writers))
+    for workers in (200, 2000):
+        measure_page(workers)
+
+
+@contextlib.contextmanager
+def serve(lab: Supervision) -> Iterator[tuple[Client, int]]:
+    """nomarr-web beside a supervisor that is run by hand."""
+    port = find_port()
+    stored = json.loads(Path(lab.paths.resolved).read_text())
+    stored["web"] = WebSettings(f"127.0.0.1:{port}")._asdict()
+    Path(lab.paths.resolved).write_text(json.dumps(stored))
+    places = [f"--runtime={lab.paths.runtime}", f"--state={lab.paths.state}", "--user"]
+    program = [sys.executable, "-m", "nomarr_systemd.web.main", *places]
+    with subprocess.Popen(program, stderr=subprocess.DEVNULL) as child:
+        try:
+            wait_until_ready(client := Client(port))
+            yield client, child.pid
+        finally:
+            child.terminate()
+
+
+def wait_until_ready(client: Client) -> None:
+    ends = time.monotonic() + 60
+    while time.monotonic() < ends:
+        with contextlib.suppress(OSError):
+            if client.ask("/readyz")[0] == 200:
+                return
+        time.sleep(0.05)
+    raise TimeoutError("nomarr-web is not ready")
+
+
+def measure_latency(client: Client, writer: Writer) -> None:
+    """One change at a time; the batches of a client are 0.25 s apart at least."""
+    taken = []
+    with closing(client.events("worker:tag:0:status")) as stream:
+        events = iter(stream)
+        next(events)
+        for number in range(ROUNDS):
+            time.sleep(random.uniform(0.26, 0.4))
+            began = time.perf_counter()
+            writer.frame(job=f"job-{number}")
+            while next(events)["worker"]["current_job"] != f"job-{number}":
+                pass
+            taken.append((time.perf_counter() - began) * 1000)
+    taken.sort()
+    figure = f"{statistics.median(taken):.1f} ms, {taken[int(0.99 * len(taken))]:.1f} ms"
+    report("frame → SSE client (median, p99)", figure)
+
+
+async def measure_clients(client: Client, pid: int, writers: list[Writer]) -> None:
+    """Every client reads all there is; in the end each must know the last job of every worker."""
+    last: list[dict[str, str]] = [{} for _ in range(CLIENTS)]
+    lost = 0
+
+    async def follow(mine: dict[str, str]) -> None:
+        nonlocal lost
+        reader, writer = await asyncio.open_connection("127.0.0.1", client.port, limit=1 << 22)
+        writer.write(b"GET /events?topics=worker:*:status HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        while line := await reader.readline():
+            if line.startswith(b"event: lost"):
+                lost += 1
+            if line.startswith(b"data: "):
+                # Without parsing it all: 500 readers here must not be what is measured.
+                topic = line[16 : line.index(b'"', 16)].decode()
+                place = line.find(b'"current_job":"')
+                mine[topic] = line[place + 15 : line.index(b'"', place + 15)].decode()
+
+    readers = [asyncio.ensure_future(follow(mine)) for mine in last]
+    while not all(len(mine) == WORKERS for mine in last):
+        await asyncio.sleep(0.05)
+    before = read_cpu_s(pid)
+    for turn in range(SECONDS * HZ):
+        for number, writer in enumerate(writers):
+            writer.frame(job=f"{turn}-{number}")
+        await asyncio.sleep(1 / HZ)
+    used = read_cpu_s(pid) - before
+    wanted = {f"worker:tag:{n}:status": f"{SECONDS * HZ - 1}-{n}" for n in range(WORKERS)}
+    for _ in range(200):
+        if all(mine == wanted for mine in last):
+            break
+        await asyncio.sleep(0.05)
+    behind = sum(mine != wanted for mine in last)
+    rss = next(
+        int(line.split()[1])
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines()
+        if line.startswith("VmRSS")
+    )
+    name = f"{CLIENTS} clients × {WORKERS} workers × {HZ} Hz"
+    report(name, f"{100 * used / SECONDS:.0f} % CPU, {rss / 1024:.0f} MiB")
+    report("  events lost, clients not up to date", f"{lost}, {behind}", "0, 0")
+    for each in readers:
+        each.cancel()
+
+
+def read_cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+def measure_page(workers: int) -> None:
+    """Real units, none of which runs; a frame of each is enough for the supervisor."""
+    with Lab() as lab:
+        lab.install('[pool.tag]\ncommand = ["/bin/true"]\n')
+        port = find_port()
+        config = Config(
+            store=StoreSettings(f"sqlite://{lab.paths.state}"),
+            web=WebSettings(f"127.0.0.1:{port}"),
+            pools=(Pool("tag", workers=workers, command=("/bin/true",)),),
+        )
+        Path(lab.paths.resolved).write_text(json.dumps(config.to_dict()))
+        # As after an apply: a target that names them keeps them in systemd's memory.
+        names = " ".join(each.unit for each in config.components())
+        lab.write_unit("many.target", f"[Unit]\nAfter={names}\n")
+        lab.reload()
+        lab.systemctl("start", "many.target", "nomarr-supervisor.service", "nomarr-web.service")
+        client = Client(port)
+        wait_until_ready(client)
+        measure_answers(client, workers)
+        measure_paint(port, workers)
+
+
+def measure_answers(client: Client, workers: int) -> None:
+    for path in ("/metrics", "/api/workers"):
+        client.ask(path)
+        taken, size = [], 0
+        for _ in range(5):
+            time.sleep(1.1)  # else the last look is used again
+            began = time.perf_counter()
+            size = len(client.ask(path)[2])
+            taken.append((time.perf_counter() - began) * 1000)
+        report(
+            f"{path} at {workers} workers",
+            f"{statistics.median(taken):.0f} ms, {size / 1024:.0f} KiB",
+        )
+
+
+def measure_paint(port: int, workers: int) -> None:
+    from playwright.sync_api import expect, sync_playwright
+
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1280, "height": 900})
+        page.goto(f"http://127.0.0.1:{port}/")
+        expect(page.locator("nomarr-worker")).to_have_count(workers, timeout=60_000)
+        paint, rows, size = page.evaluate("""() => [
+            performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? 0,
+            performance.now(),
+            [...performance.getEntriesByType('resource'),
+             ...performance.getEntriesByType('navigation')]
+                .reduce((sum, each) => sum + each.transferSize, 0)]""")
+        browser.close()
+    figure = f"{paint:.0f} ms, {rows:.0f} ms, {size / 1024:.0f} KiB"
+    report(f"page at {workers}: first paint, all rows, bytes", figure)

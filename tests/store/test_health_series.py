@@ -1,0 +1,127 @@
+"""Samples of health condensed into series: nothing is lost, nothing is counted twice."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from nomarr_systemd.core.ids import parse_component
+from nomarr_systemd.ledger import health_series
+from nomarr_systemd.ledger.health_history import COLLECTION, Sample, append
+from nomarr_systemd.ledger.record_archive import Archivist, read_archive
+from nomarr_systemd.store.sqlite.store import SqliteStore
+
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
+NAME = "worker:tag:0"
+NOW_MS = 1_800_000_000_000 // (10 * DAY_MS) * 10 * DAY_MS
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> SqliteStore:
+    return SqliteStore(str(tmp_path), "work")
+
+
+def sample(at_ms: int, status: str = "healthy", run: str = "a", name: str = NAME) -> Sample:
+    return Sample(name, at_ms, status, run * 32, 0, 0, 0, "", b"")
+
+
+def count(buckets: list[health_series.Bucket], letter: str = "") -> int:
+    return sum(n for each in buckets for key, n in each.counts.items() if letter in ("", key))
+
+
+def fill(store: SqliteStore, days: int, every_ms: int = 300_000) -> int:
+    """One sample for each step, condensed as the supervisor does; how many there are."""
+    made = 0
+    for start in range(NOW_MS - days * DAY_MS, NOW_MS, 6 * HOUR_MS):
+        samples = [sample(at) for at in range(start, start + 6 * HOUR_MS, every_ms)]
+        append(store, samples)
+        made += len(samples)
+        health_series.condense(store, start + 6 * HOUR_MS)
+    return made
+
+
+def test_every_sample_is_counted_once_and_old_layers_are_deleted(store: SqliteStore) -> None:
+    made = fill(store, 130, every_ms=1_800_000)
+    since_ms = NOW_MS - 130 * DAY_MS
+    for points in (1, 7, 400, 2000):
+        read = health_series.read(store, NAME, since_ms, NOW_MS, now_ms=NOW_MS, points=points)
+        assert count(read) == made
+        starts = [each.start_ms for each in read]
+        assert starts == sorted(set(starts))
+    assert store.find(COLLECTION) == []
+    keys = [doc["_key"] for doc in store.find("stats")]
+    fine = [key for key in keys if ":30s:" in key]
+    middle = [key for key in keys if ":10min:" in key]
+    assert len(fine) <= 3 * 8 + 2
+    assert len(middle) <= 9 + 2
+    assert sum(":6h:" in key for key in keys) in (1, 2)
+
+
+def test_a_kill_between_writing_and_pruning_counts_nothing_twice(store: SqliteStore) -> None:
+    samples = [sample(at) for at in range(NOW_MS, NOW_MS + 4 * HOUR_MS, 30_000)]
+    for _ in range(3):
+        append(store, samples)  # as if the prune had not happened
+        health_series.condense(store, NOW_MS + 4 * HOUR_MS)
+    now_ms = NOW_MS + 5 * HOUR_MS
+    read = health_series.read(store, NAME, NOW_MS, now_ms, now_ms=now_ms, points=10)
+    assert count(read) == len(samples)
+
+
+def test_what_is_not_condensed_yet_is_read_as_well(store: SqliteStore) -> None:
+    append(store, [sample(at) for at in range(NOW_MS, NOW_MS + 600_000, 30_000)])
+    health_series.condense(store, NOW_MS + 600_000)
+    append(store, [sample(NOW_MS + 610_000, "unhealthy"), sample(NOW_MS + 640_000, "crashed")])
+    append(store, [sample(NOW_MS + 640_000, name="worker:tag:1")])
+    now_ms = NOW_MS + 700_000
+    read = health_series.read(store, NAME, NOW_MS, now_ms, now_ms=now_ms, points=1000)
+    assert (count(read, "h"), count(read, "u"), count(read, "c")) == (20, 1, 1)
+    assert read[-1].worst == "c"
+
+
+def test_new_runs_are_counted_across_condensations(store: SqliteStore) -> None:
+    for number, run in enumerate("aabbc"):
+        append(store, [sample(NOW_MS + number * 600_000, run=run)])
+        health_series.condense(store, NOW_MS + (number + 1) * 600_000)
+    now_ms = NOW_MS + HOUR_MS
+    read = health_series.read(store, NAME, NOW_MS, now_ms, now_ms=now_ms, points=1)
+    assert sum(each.runs for each in read) == 2
+
+
+def test_a_year_is_small(store: SqliteStore) -> None:
+    """By a worker's share of a year at the full rate: 200 of them stay under 1 GB."""
+    fill(store, 4, every_ms=30_000)
+    sizes = {":30s:": 0, ":10min:": 0, ":6h:": 0}
+    for doc in store.find("stats"):
+        for step in sizes:
+            if step in doc["_key"]:
+                sizes[step] += len(json.dumps(doc))
+    year = sizes[":30s:"] + sizes[":10min:"] * 90 / 4 + sizes[":6h:"] * 365 / 4
+    print(f"a year of 200 workers: {200 * year / 1e6:.0f} MB")
+    assert 200 * year < 1e9
+
+
+def test_records_outlive_the_ring(store: SqliteStore, tmp_path: Path) -> None:
+    worker = parse_component("tag-0")
+    archivist = Archivist(str(tmp_path / "public"))
+    assert archivist.run(store) == 0
+    (tmp_path / "public").mkdir()
+    file = tmp_path / "public/tag-0.json"
+
+    def publish(attempts: range) -> None:
+        rows = [
+            f"{n}|{n:032x}|restart|exit|1|0|{NOW_MS + n}|boot|1|done|5|0|3|0|0|0||text|"
+            for n in attempts
+        ]
+        file.write_text(json.dumps({"component_id": NAME, "records": rows}))
+
+    publish(range(1, 101))
+    assert archivist.run(store) == 1
+    assert archivist.run(store) == 0  # nothing has changed
+    publish(range(51, 151))
+    assert archivist.run(store) == 1
+    found = read_archive(store, worker, 0, NOW_MS + DAY_MS)
+    assert [record.attempt for record in found] == list(range(1, 151))
+    assert read_archive(store, worker, NOW_MS + 150, NOW_MS + DAY_MS)[0].attempt == 150

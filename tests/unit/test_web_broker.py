@@ -1,0 +1,185 @@
+"""The broker of the event stream: snapshots, coalescing, resuming, losses; and the guard."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from typing import Any
+
+import pytest
+
+from nomarr_systemd.config.values import WebSettings
+from nomarr_systemd.core.errors import BadName, ConfigError
+from nomarr_systemd.web.broker import Broker, encode
+from nomarr_systemd.web.guard import Guard, find_peer_uid, is_loopback, split_host
+from nomarr_systemd.web.main import make_guard
+
+HOSTS = frozenset(("localhost", "127.0.0.1"))
+
+
+def update(number: int, kind: str = "worker_update", **more: object) -> dict[str, Any]:
+    topic = f"worker:tag:{number}:status"
+    return {"topic": topic, "type": kind, "timestamp": 1, "worker": {"id": number, **more}}
+
+
+def read(text: bytes) -> list[dict[str, Any]]:
+    lines = text.decode().split("\n")
+    return [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
+
+
+def ids(text: bytes) -> list[str]:
+    return [line[4:] for line in text.decode().split("\n") if line.startswith("id: ")]
+
+
+def test_a_snapshot_then_changes_and_of_those_the_last() -> None:
+    broker = Broker()
+    broker.publish(update(0, seq=1))
+    broker.publish(update(1, seq=1))
+    reader, first = broker.add_reader(["worker:tag:0:status"], "")
+    assert [event["type"] for event in read(first)] == ["snapshot"]
+    assert broker.take(reader) == b""
+    for seq in range(2, 10):
+        broker.publish(update(0, seq=seq))
+        broker.publish(update(1, seq=seq))
+    broker.publish(update(0, "worker:crash", seq=9))
+    found = read(broker.take(reader))
+    assert [(event["type"], event["worker"]["seq"]) for event in found] == [
+        ("worker_update", 9),
+        ("worker:crash", 9),
+    ]
+
+
+def test_crashes_are_never_merged() -> None:
+    broker = Broker()
+    reader, _ = broker.add_reader(["worker:*:status"], "")
+    for seq in range(5):
+        broker.publish(update(0, "worker:crash", seq=seq))
+    assert [event["worker"]["seq"] for event in read(broker.take(reader))] == [0, 1, 2, 3, 4]
+
+
+def test_a_reader_comes_back_to_where_it_was() -> None:
+    broker = Broker()
+    reader, _ = broker.add_reader(["worker:*:status"], "")
+    broker.publish(update(0, seq=1))
+    seen = ids(broker.take(reader))[-1]
+    broker.remove_reader(reader)
+    broker.publish(update(0, seq=2))
+    back, first = broker.add_reader(["worker:*:status"], seen)
+    assert read(first) == []
+    assert [event["worker"]["seq"] for event in read(broker.take(back))] == [2]
+
+
+@pytest.mark.parametrize("last", ["", "x", "deadbeef-1", "EPOCH-999", "EPOCH-x", "EPOCH-1"])
+def test_an_id_that_is_not_known_any_more_gets_a_snapshot(last: str) -> None:
+    broker = Broker(max_events=2)
+    for seq in range(5):
+        broker.publish(update(0, seq=seq))
+    _, first = broker.add_reader(["worker:*:status"], last.replace("EPOCH", broker.epoch))
+    assert [event["type"] for event in read(first)] == ["snapshot"]
+
+
+def test_a_reader_that_does_not_read_is_told_how_many_it_lost() -> None:
+    broker = Broker(max_events=10)
+    slow, _ = broker.add_reader(["worker:tag:0:status"], "")
+    other, _ = broker.add_reader(["worker:tag:1:status"], "")
+    for seq in range(30):
+        broker.publish(update(0, "worker:crash", seq=seq))
+    found = read(broker.take(slow))
+    assert (found[0]["type"], found[0]["count"]) == ("lost", 20)
+    assert [event["worker"]["seq"] for event in found[1:]] == list(range(20, 30))
+    assert broker.take(other) == b""  # nothing of its topics was lost
+
+
+def test_the_ring_is_bounded_by_bytes_as_well() -> None:
+    broker = Broker(max_bytes=10_000)
+    reader, _ = broker.add_reader(["worker:*:status"], "")
+    for _ in range(100):
+        broker.publish(update(0, "worker:crash", text="x" * 1000))
+    assert len(broker.take(reader)) < 12_000
+
+
+def test_jobs_in_hand_are_kept_up_to_date() -> None:
+    broker = Broker()
+    broker.publish({"topic": "queue:jobs", "type": "snapshot", "jobs": [{"id": "a"}]})
+    running = {"id": "b", "status": "running"}
+    broker.publish({"topic": "queue:jobs", "type": "job_update", "job": running})
+    ended = {"id": "a", "status": "done"}
+    broker.publish({"topic": "queue:jobs", "type": "job_update", "job": ended})
+    _, first = broker.add_reader(["queue:jobs"], "")
+    assert [job["id"] for job in read(first)[0]["jobs"]] == ["b"]
+
+
+def test_an_event_cannot_become_two() -> None:
+    text = encode({"topic": "t", "type": "a\ndata: {}", "text": "\n\ndata: {}\u2028\r"})
+    assert text.count(b"\n\n") == 1
+    assert len(read(text)) == 1
+
+
+def test_bad_topics_are_refused() -> None:
+    for topics in (["A"], ["x" * 200], ["*" * 9], [""]):
+        with pytest.raises(BadName):
+            Broker().add_reader(topics, "")
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("localhost", "localhost"),
+        ("LocalHost:8765", "localhost"),
+        ("[::1]:8765", "::1"),
+        ("[::1]", "::1"),
+        ("[::1", ""),
+        ("[::1]x", ""),
+        ("127.0.0.1:80:80", ""),
+        ("a" * 400, ""),
+        ("", ""),
+    ],
+)
+def test_hosts_are_taken_apart(text: str, name: str) -> None:
+    assert split_host(text) == name
+
+
+def test_the_token_is_asked_for_data_and_not_for_the_page() -> None:
+    guard = Guard(HOSTS, b"0123456789abcdef")
+    asked = {"Host": "localhost"}
+    assert guard.check("GET", asked, data=False) is None
+    refusal = guard.check("GET", asked, data=True)
+    assert refusal
+    assert refusal.status == 401
+    for given in ("Bearer 0123456789abcdeF", "Basic 0123456789abcdef", "Bearer é", "Bearer"):
+        refusal = guard.check("GET", asked | {"Authorization": given}, data=True)
+        assert refusal
+    right = asked | {"Authorization": "Bearer 0123456789abcdef"}
+    assert guard.check("GET", right, data=True) is None
+
+
+def test_other_machines_need_a_token() -> None:
+    for listen in ("0.0.0.0:80", "192.0.2.1:80", "[::]:80"):
+        with pytest.raises(ConfigError, match="no token"):
+            make_guard(WebSettings(listen), b"")
+        assert make_guard(WebSettings(listen), b"x" * 16).hosts
+    assert make_guard(WebSettings("/run/nomarr-web/http.sock"), b"").hosts is None
+    named = make_guard(WebSettings(hosts="Status.example"), b"")
+    assert named.hosts
+    assert "status.example" in named.hosts
+    assert is_loopback("127.8.9.1")
+    assert not is_loopback("example")
+
+
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
+def test_the_kernel_knows_the_user_of_a_client(family: socket.AddressFamily) -> None:
+    with socket.socket(family) as listening:
+        try:
+            listening.bind(("127.0.0.1" if family == socket.AF_INET else "::1", 0))
+        except OSError:
+            pytest.skip("no IPv6 here")
+        listening.listen()
+        port = listening.getsockname()[1]
+        address = listening.getsockname()[0]
+        client = socket.create_connection((address, port))
+        server, peer = listening.accept()
+        with client, server:
+            local = server.getsockname()
+            assert find_peer_uid(family, peer[:2], local[:2]) == os.getuid()
+            assert find_peer_uid(family, (peer[0], 1), local[:2]) is None
