@@ -63,7 +63,7 @@ def draw(overview: Overview, width: int) -> Iterator[str]:
 
 
 def _draw_supervisor(overview: Overview, width: int) -> Iterator[str]:
-    if not overview.has_supervisor:
+    if not overview.supervisor:
         unit = overview.supervisor_unit or "unknown"
         text = f"The supervisor does not answer (unit: {unit}): health and jobs are not known."
         yield click.style(fit(text, width), fg="yellow")

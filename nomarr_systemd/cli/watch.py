@@ -148,7 +148,7 @@ class _Lines:
             document: dict[str, object] = {"error": str(overview)}
         else:
             workers = [view.to_json() for view in overview.views]
-            document = {"supervisor": overview.has_supervisor, "workers": workers}
+            document = {"supervisor": bool(overview.supervisor), "workers": workers}
         # Time passes in every line; that alone is no change.
         steady = json.dumps(document, default=str)
         if isinstance(overview, Overview):

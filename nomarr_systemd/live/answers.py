@@ -50,6 +50,17 @@ def parse_workers(answer: Answer) -> dict[str, LiveWorker] | None:
     return {each.component: each for each in workers if each.component}
 
 
+def parse_supervisor(answer: Answer) -> dict[str, int]:
+    """What a ``snapshot`` says of the supervisor itself; {} if it says nothing."""
+    about = answer.get("supervisor")
+    names = ("pid", "since_wall_ms")
+    return {
+        name: about[name]
+        for name in names
+        if isinstance(about, dict) and type(about.get(name)) is int
+    }
+
+
 def parse_worker(doc: Answer) -> LiveWorker:
     """The ``worker`` of an event, or one of a snapshot."""
     return LiveWorker(

@@ -19,7 +19,7 @@ from nomarr_systemd.host.holds import Holds
 from nomarr_systemd.host.scope import Scope
 from nomarr_systemd.ledger.public import Published, read_published
 from nomarr_systemd.live import client
-from nomarr_systemd.live.answers import LiveWorker, parse_workers
+from nomarr_systemd.live.answers import LiveWorker, parse_supervisor, parse_workers
 from nomarr_systemd.operate.choose import choose
 from nomarr_systemd.systemd.manager import SUPERVISOR, Manager, monotonic_ms
 
@@ -125,10 +125,11 @@ class View(NamedTuple):
 
 
 class Overview(NamedTuple):
-    """The workers that were asked for. ``has_supervisor`` is False if it does not answer."""
+    """The workers that were asked for. ``supervisor`` is what it says of itself; empty if it does
+    not answer."""
 
     views: list[View]
-    has_supervisor: bool
+    supervisor: dict[str, int]
     supervisor_unit: str  # its ActiveState
     user: bool
 
@@ -155,7 +156,7 @@ def gather(scope: Scope, config: Config, workers: Sequence[Component]) -> Overvi
         views.append(_view(worker, config, facts, said, held, known, now))
     return Overview(
         views,
-        bool(answer),
+        parse_supervisor(answer),
         shown[SUPERVISOR].get("ActiveState", ""),
         scope.user,
     )

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from nomarr_systemd.core.errors import BadName, NomarrError, NoSuchWorker
 from nomarr_systemd.core.ids import parse_component
+from nomarr_systemd.core.json import JsonError, decode
 from nomarr_systemd.live import protocol
 from nomarr_systemd.live.protocol import Patterns, frames_topic, make_event, status_topic
 from nomarr_systemd.supervisor.announcer import extract_shown
@@ -118,8 +119,8 @@ class LiveServer:
 
     def _answer(self, connection: Connection, line: bytes) -> Iterator[bytes] | None:
         try:
-            request = json.loads(line)
-        except (ValueError, RecursionError):
+            request = decode(line)
+        except JsonError:
             return refuse("the request is not JSON")
         if not isinstance(request, dict) or not isinstance(request.get("op"), str):
             return refuse('a request is an object with "op"')

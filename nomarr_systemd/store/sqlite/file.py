@@ -246,7 +246,15 @@ class SqliteFile:
         version = int(db.execute("PRAGMA user_version").fetchone()[0])
         application = int(db.execute("PRAGMA application_id").fetchone()[0])
         tables = db.execute("SELECT 1 FROM sqlite_master").fetchone()
+        strange = db.execute(
+            "SELECT 1 FROM sqlite_master WHERE type NOT IN ('table', 'index') LIMIT 1"
+        ).fetchone()
         db.execute("COMMIT")
+        if strange:
+            raise StoreRefused(
+                f"{self.path} has views or triggers, which nomarr-systemd never makes",
+                hint="somebody has tampered with it: move it away",
+            )
         if application == APPLICATION_ID and version > self._version:
             raise SchemaTooNew(
                 f"{self.path} has schema {version}; this version knows up to {self._version}",
