@@ -52,14 +52,20 @@ _NOT_OF_ONE: Final = (ManagerError, StoreError, LedgerUnwritable)  # nobody can 
 Stamp = tuple[int, int]
 
 
-def run(site: Site, *, everybody: bool, resumed: Mapping[str, str] | None = None) -> bool:
+def run(
+    site: Site,
+    *,
+    everybody: bool,
+    with_untold: bool = False,
+    resumed: Mapping[str, str] | None = None,
+) -> bool:
     """Do all there is to do now; True if something is left that no ring will tell of.
 
     Call it in ``site.alone()``.
     """
     make_directory(site.paths)
     site.ask_anew()
-    reports = read_reports(site.paths, with_untold=everybody)
+    reports = read_reports(site.paths, with_untold=everybody or with_untold)
     deaths = [*reports.deaths, *(find_unheard(site, reports.deaths) if everybody else ())]
     who = None if everybody else [*(each.component for each in deaths), *reports.due]
     configured = set(site.config.components())
@@ -179,7 +185,8 @@ def serve(site: Site, fifo: int, applied: Stamp, *, idle_s: float = IDLE_S) -> b
             is_old = monotonic_ms() - looked_ms > LOOK_AT_ALL_MS
             canaries = () if rang else observe_canaries(site)
             if rang or everybody or is_old or canaries != seen:
-                owes = run(site, everybody=everybody)
+                # A controller that was killed may have left a pool that failed half stopped.
+                owes = run(site, everybody=everybody, with_untold=not looked_ms)
                 looked_ms, seen = monotonic_ms(), canaries  # as they were before the run
             is_busy = has_open_incident(site)
         if everybody and not is_busy:

@@ -239,7 +239,7 @@ def _recall(
                 for account in site.ledger.accounts()
                 if account.component_id in names
                 for record in map(Record.read, account.rows[-3:])
-                if is_blamed(record)
+                if is_blamed(record) and record.kind  # the mark of a failed pool is no death
             ]
         site.recent[pool] = [
             each for each in site.recent[pool] if each.at and age_ms(each.at, now) < SPAN_MS

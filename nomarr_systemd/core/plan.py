@@ -15,7 +15,7 @@ from typing import Final, Literal, NamedTuple
 from nomarr_systemd.core import account as book_keeping
 from nomarr_systemd.core import intents as do
 from nomarr_systemd.core.account import Account
-from nomarr_systemd.core.death import EX_TEMPFAIL, Death, classify
+from nomarr_systemd.core.death import EX_TEMPFAIL, Death, classify, recall
 from nomarr_systemd.core.ids import Component, next_start_job
 from nomarr_systemd.core.incident import INCIDENT, LEAST, Incident, open_incident
 from nomarr_systemd.core.intents import Intent
@@ -176,7 +176,7 @@ class _Draft:
             is_reset = _was_reset_since(account, death.moment, self._now)
             if account.failed_at_wall_ms is None and not is_reset:
                 down.append(other.component)
-        died = f"{outcome.component_id} died ({death.death(outcome.component_id).line})"
+        died = f"{outcome.component_id} died ({recall(death.kind, death.code).line})"
         reason = f"{died}: {known.fails_by}, and its workers have crashed {crashes} times"
         if down:
             self._do(do.FailPool(pool, reason))

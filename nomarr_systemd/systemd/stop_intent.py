@@ -10,9 +10,13 @@ from typing import Final
 
 Facts = Mapping[str, str]
 # Asked of nomarr-wanted@, and of the worker's unit.
-WANTED_FACTS: Final = ("ActiveState", "Job", "InactiveEnterTimestampMonotonic")
+WANTED_FACTS: Final = (
+    *("ActiveState", "Job"),
+    *("InactiveEnterTimestampMonotonic", "InactiveExitTimestampMonotonic"),
+)
 UNIT_FACTS: Final = ("InactiveExitTimestampMonotonic", "InactiveEnterTimestampMonotonic")
 _LONGEST_STOP_US: Final = 600 * 1_000_000
+_RESTART_US: Final = 1_000_000  # a restart stops and starts the wanted unit at once
 
 
 def is_wanted(wanted: Facts) -> bool:
@@ -35,8 +39,11 @@ def was_asked_to_stop(unit: Facts, wanted: Facts) -> bool:
 
 def was_asked_before(died_us: int, wanted: Facts) -> bool:
     """The same for a run that the unit has left behind: a stop was requested shortly before it
-    died, at a time that only its report tells, as a restart that ends badly does."""
+    died, at a time that only its report tells, as a restart that ends badly does. A start between
+    the stop and the death makes it another run's stop."""
     stopped = _us(wanted, "InactiveEnterTimestampMonotonic")
+    if stopped + _RESTART_US < _us(wanted, "InactiveExitTimestampMonotonic") <= died_us:
+        return False
     return 0 < stopped <= died_us < stopped + _LONGEST_STOP_US
 
 
