@@ -1,4 +1,4 @@
-"""The page as its package installs it: its own user, its sandbox, its token; enabled by a person."""
+"""The page as its package installs it: its own user, its sandbox, its token."""
 
 from __future__ import annotations
 
