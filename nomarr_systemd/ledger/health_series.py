@@ -112,8 +112,10 @@ def read(
     since_ms = max(0, min(since_ms, until_ms - 1))
     step_ms = choose_step(since_ms, until_ms, points)
     found: list[Bucket] = []
-    folded_ms = _read_index(store, host).get("workers", {}).get(component_id, {"chunk": 0})["chunk"]
-    for layer, from_ms, to_ms in _choose_layers(now_ms, folded_ms * FINE.chunk_ms, step_ms):
+    entry = _read_index(store, host).get("workers", {}).get(component_id)
+    folded_ms = entry["chunk"] * FINE.chunk_ms if entry else 0  # without one nothing is condensed
+    layers = _choose_layers(now_ms, folded_ms, step_ms) if entry else []
+    for layer, from_ms, to_ms in layers:
         first, last = max(from_ms, since_ms - layer.step_ms + 1), min(to_ms, until_ms)
         if first < last:
             found += _read_layer(store, layer, component_id, host, first, last)
@@ -136,7 +138,7 @@ def _choose_layers(now_ms: int, folded_ms: int, step_ms: int) -> list[tuple[Laye
         (COARSE, 0, min(middle_ms, folded_ms)),
         (COARSE if enough is COARSE else MIDDLE, middle_ms, min(fine_ms, folded_ms)),
         (enough, fine_ms, folded_ms),
-        (FINE, folded_ms, now_ms),
+        (FINE, folded_ms, min(now_ms, folded_ms + FINE.keep_ms)),
     ]
 
 

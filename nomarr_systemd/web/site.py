@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import grp
 import json
 import os
@@ -29,7 +28,7 @@ from nomarr_systemd.web.upstream import Upstream
 OPENAPI: Final = os.path.join(os.path.dirname(__file__), "openapi.json")
 GROUPS: Final = ("nomarr-view", "nomarr")  # whose members may see what the page shows
 _LOOK_S: Final = 1.0  # an answer may be so old
-_METRICS_S: Final = 30.0  # nomarr_look_age_seconds tells
+_METRICS_S: Final = 2.0
 _SPARKLINES_S: Final = 30.0
 _THREADS: Final = 4
 _Found = TypeVar("_Found")
@@ -60,18 +59,15 @@ class Site:
         """Call a function that waits, in a thread."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, ask, *arguments)
 
-    async def look(self, may_be_s: float = _LOOK_S) -> readers.State:
-        """Everything as it was at most ``may_be_s`` ago. Many that ask at once share one look; an
-        answer that is older than _LOOK_S is renewed meanwhile for those who ask next."""
+    async def look(self) -> readers.State:
+        """Everything as it was at most _LOOK_S ago; many that ask at once share one look."""
         done = self._state
-        if self._look is None and (done is None or time.monotonic() - done.at > _LOOK_S):
+        if done is not None and time.monotonic() - done.at <= _LOOK_S:
+            return done
+        if self._look is None:
             self._look = asyncio.ensure_future(self.run(readers.read_state, self.scope))
             self._look.add_done_callback(self._take_look)
-        if done is not None and time.monotonic() - done.at <= may_be_s:
-            return done
-        if self._look is not None:
-            return await asyncio.shield(self._look)
-        raise AssertionError("a look is there, or under way")
+        return await asyncio.shield(self._look)
 
     def _take_look(self, look: asyncio.Future[readers.State]) -> None:
         self._look = None
@@ -98,9 +94,14 @@ class Site:
         return {each["queue"]: each for each in found if isinstance(each.get("queue"), str)}
 
     async def render_metrics(self) -> bytes:
+        """Within seconds: if a look takes longer, with the figures of the one before."""
         state: readers.State | None = None
-        with contextlib.suppress(NomarrError):  # nomarr_up says so
-            state = await self.look(_METRICS_S)
+        try:
+            state = await asyncio.wait_for(self.look(), _METRICS_S)
+        except TimeoutError:
+            state = self._state  # nomarr_look_age_seconds says how old it is
+        except NomarrError:
+            state = None  # nomarr_up says so
         live = await self.run(readers.ask_snapshot, self.scope)
         sources = Sources(
             live,

@@ -11,6 +11,7 @@ from nomarr_systemd.core.ids import parse_component
 from nomarr_systemd.ledger import health_series
 from nomarr_systemd.ledger.health_history import COLLECTION, Sample, append
 from nomarr_systemd.ledger.record_archive import Archivist, read_archive
+from nomarr_systemd.store.protocol import Doc
 from nomarr_systemd.store.sqlite.store import SqliteStore
 
 HOUR_MS = 3_600_000
@@ -125,3 +126,18 @@ def test_records_outlive_the_ring(store: SqliteStore, tmp_path: Path) -> None:
     found = read_archive(store, worker, 0, NOW_MS + DAY_MS)
     assert [record.attempt for record in found] == list(range(1, 151))
     assert read_archive(store, worker, NOW_MS + 150, NOW_MS + DAY_MS)[0].attempt == 150
+
+
+def test_a_worker_that_nobody_knows_costs_nothing(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    get = store.get
+
+    def count_get(collection: str, key: str) -> Doc | None:
+        asked.append(key)
+        return get(collection, key)
+
+    monkeypatch.setattr(store, "get", count_get)
+    assert health_series.read(store, "worker:no:1", 0, NOW_MS, now_ms=NOW_MS, points=9) == []
+    assert len(asked) < 5
