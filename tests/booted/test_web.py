@@ -40,8 +40,6 @@ def page(machine: Machine, web_deb: Path) -> Machine:
     machine.path("/opt/ask.py").write_text(ASK)
     apt = ("apt-get", "install", "--yes", "--no-install-recommends")
     machine.run(*apt, "/root/web.deb", timeout_s=180)
-    # Until the group nomarr-view may read what nomarr may: then this line goes.
-    machine.run("usermod", "--append", "--groups", "nomarr", "nomarr-web")
     machine.path("/etc/nomarr/nomarr.toml").write_text(CONFIG)
     assert machine.run("systemctl", "is-enabled", UNIT, check=False).stdout == "disabled\n"
     assert machine.run("systemctl", "is-active", UNIT, check=False).stdout == "inactive\n"
