@@ -1,14 +1,21 @@
 """``make test``: pytest, where a private systemd can be made. For a plain user that is a namespace
 of their own; where there is none, the tests that need it say so.
+
+Without arguments it is every test: the booted tier, which mostly waits for machines to boot, in a
+process of its own beside the others.
 """
 
 from __future__ import annotations
 
+import subprocess
 import sys
+import tempfile
 
 import pytest
 
 from nomarr_systemd.demo.lab import LabUnavailable, go_where_a_lab_can_be
+
+BOOTED = "tests/booted"
 
 
 def main(arguments: list[str]) -> int:
@@ -16,7 +23,24 @@ def main(arguments: list[str]) -> int:
         go_where_a_lab_can_be([sys.executable, "-m", "tests", *arguments])
     except LabUnavailable as error:
         sys.stderr.write(f"no private systemd: {error} ({error.hint})\n")
-    return int(pytest.main(arguments))
+    if arguments:
+        return int(pytest.main(arguments))
+    return run_all()
+
+
+def run_all() -> int:
+    """Every test; the exit status of the half that failed, if one did."""
+    with tempfile.TemporaryFile() as said:
+        command = [sys.executable, "-m", "pytest", BOOTED]
+        with subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT) as booted:
+            others = int(pytest.main([f"--ignore={BOOTED}"]))
+            sys.stdout.flush()
+            print(f"\nthe rest is done, waiting for {BOOTED}", flush=True)
+            status = booted.wait()
+        said.seek(0)
+        sys.stdout.buffer.write(said.read())
+        sys.stdout.flush()
+    return others or status
 
 
 if __name__ == "__main__":
