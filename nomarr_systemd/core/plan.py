@@ -498,7 +498,9 @@ class _Draft:
         """Restart after the longest backoff, never mask, and keep each death for later."""
         spooled = {entry.death.run: entry for entry in self._world.spooled}
         for worker in self._world.workers:
-            for death in worker.deaths:
+            # Those that only the supervisor has to be told were booked before.
+            deaths = [each for each in worker.deaths if each.run not in self._world.untold]
+            for death in deaths:
                 last = self._accounts[death.component_id].find_last(death.run)
                 if last and last.effect == "started" and _is_still_failed(worker.unit, death.run):
                     self._spool(worker, self._excuse(worker, _start_job(worker, last)))
@@ -512,11 +514,7 @@ class _Draft:
                 continue
             if entry is not None and entry.decision.action == "restart":
                 self._restart_blind(worker, entry.at.later(entry.decision.delay_ms))
-            elif (
-                worker.account is None
-                and not worker.deaths
-                and (worker.rang or unit.timer == "elapsed")
-            ):
+            elif worker.account is None and not deaths and (worker.rang or unit.timer == "elapsed"):
                 # Its restart was booked before the ledger went away: its timer says so.
                 self._do(do.Start(worker.component, unit.invocation))
 

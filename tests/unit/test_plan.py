@@ -146,3 +146,11 @@ def test_a_start_that_fails_while_the_ledger_is_read_only_is_restarted_blind() -
     for when in (3, 20):
         again = world(waiting, ledger="read-only", spooled=(spool.entry,))
         assert not plan(again, at(when))
+
+
+def test_a_death_that_is_booked_and_untold_is_not_decided_again_without_the_ledger() -> None:
+    """Its backoff was over, and it waited for the longest one."""
+    worker = Worker(TAG, PLAIN, FAILED, None, deaths=(death(run(1)),), rang=True)
+    untold = frozenset({run(1)})
+    assert kinds(plan(world(worker, ledger="away", untold=untold), at(1))) == ["Start"]
+    assert "Spool" in kinds(plan(world(worker, ledger="away"), at(1)))
