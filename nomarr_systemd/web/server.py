@@ -63,7 +63,7 @@ class Server(HTTPServer):
         Server.open_connections -= 1
 
 
-def make_server(site: Site) -> Server:
+def make_server(site: Site, *, idle_s: float = IDLE_S) -> Server:
     answers = [
         (path, api.ApiHandler, {"find": find, "allowed": allowed})
         for path, find, allowed in ANSWERS
@@ -78,8 +78,8 @@ def make_server(site: Site) -> Server:
         application,
         max_header_size=MAX_HEADER,
         max_body_size=MAX_BODY,
-        idle_connection_timeout=IDLE_S,
-        body_timeout=IDLE_S,
+        idle_connection_timeout=idle_s,
+        body_timeout=idle_s,
         max_buffer_size=1 << 20,
         no_keep_alive=False,
     )
