@@ -173,8 +173,13 @@ export function jobStart(worker) {
   return job && job.path === worker.job && job.started_ms ? { began: job.started_ms } : { seen: worker.jobSeen };
 }
 
+// What to type to change something, and to look at something.
 export function command(words) {
-  return known.scope === "user" ? `nomarrctl --user ${words}` : `sudo nomarrctl ${words}`;
+  return known.scope === "user" ? question(words) : `sudo ${question(words)}`;
+}
+
+export function question(words) {
+  return known.scope === "user" ? `nomarrctl --user ${words}` : `nomarrctl ${words}`;
 }
 
 export function begin() {

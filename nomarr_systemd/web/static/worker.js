@@ -3,7 +3,7 @@
 import { h, put, plain, duration, ago, moment, command } from "./dom.js";
 import { budget, timeline, tone } from "./charts.js";
 import { get, stream } from "./transport.js";
-import { known, jobStart, command as ctl, readWorker } from "./store.js";
+import { known, jobStart, command as ctl, question, readWorker } from "./store.js";
 import { pill, countdown, jobAge } from "./workers.js";
 
 const SPANS = [["6 h", 6], ["24 h", 24], ["7 days", 168], ["30 days", 720], ["1 year", 8760]];
@@ -67,7 +67,7 @@ export class WorkerView {
       h("div", { class: "title" }, h("h1", {}, worker.instance), pill(worker.state),
         worker.restartAt && h("span", { class: "count", "data-until": worker.restartAt }, countdown(worker.restartAt))),
       worker.job && h("p", { class: "job" }, "job ", h("span", { class: "path" }, plain(worker.job)),
-        " ", jobAge(worker)),
+        " ", jobAge(worker), jobStart(worker).seen && h("span", { class: "soft" }, " since this page saw it")),
       budget(worker),
       h("dl", {}, facts.filter(([, value]) => value !== null && value !== undefined && value !== "")
         .map(([name, value]) => [h("dt", {}, name), h("dd", {}, plain(value))])),
@@ -77,7 +77,7 @@ export class WorkerView {
 
   drawActions(worker) {
     const { instance, state } = worker;
-    const offers = [[ctl(`why ${instance}`).replace("sudo ", ""), "the post-mortem in a terminal"]];
+    const offers = [[question(`why ${instance}`), "the post-mortem in a terminal"]];
     if (["masked", "failed"].includes(state)) offers.push([ctl(`reset ${instance} --start`), "when it is mended: forget its failures, unmask and start it"]);
     if (["held", "paused"].includes(state)) offers.push([ctl(`resume ${instance}`), "let it run again"]);
     else offers.push([ctl(`pause ${instance}`), "let it finish its job and keep it down"]);

@@ -1,12 +1,12 @@
 // The first screen: what there is at a glance, then every worker, the worst first.
 import { h, put, plain, duration, ago, shortPath } from "./dom.js";
 import { budget, sparkline, tone, ORDER } from "./charts.js";
-import { known, byWorst, jobStart, rank } from "./store.js";
+import { known, byWorst, command as ctl, jobStart, rank } from "./store.js";
 
 const NEXT = {
-  masked: (w) => `nomarrctl reset ${w.instance} --start`,
-  held: (w) => `nomarrctl resume ${w.instance}`,
-  paused: (w) => `nomarrctl resume ${w.instance}`,
+  masked: (w) => ctl(`reset ${w.instance} --start`),
+  held: (w) => ctl(`resume ${w.instance}`),
+  paused: (w) => ctl(`resume ${w.instance}`),
 };
 
 export function matches(worker, text) {
@@ -31,7 +31,7 @@ export function jobAge(worker) {
 }
 
 export function atLeast(seen) {
-  return `at least ${duration((Date.now() - seen) / 1000)}`;
+  return `≥ ${duration((Date.now() - seen) / 1000)}`;
 }
 
 // One worker of the list. It is drawn again only when something of it has changed.
