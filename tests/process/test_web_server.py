@@ -10,7 +10,7 @@ import stat
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -91,14 +91,14 @@ def test_the_stream_over_a_unix_socket(lab: Lab, *, token: bool) -> None:
 
 
 @contextmanager
-def serve_here(idle_s: float) -> Iterator[int]:
-    """The server itself in a thread, with less patience; its port."""
+def serve_here(idle_s: float = 30.0, max_connections: int = 100) -> Iterator[int]:
+    """The server itself in a thread, with lower limits; its port."""
     sockets = open_sockets(f"127.0.0.1:{find_port()}")  # from here on clients may connect
     loop, ended = asyncio.new_event_loop(), asyncio.Event()
 
     async def run() -> None:
         site = Site(make_scope(None, user=True), Guard(LOCAL_NAMES), checks_peer=False)
-        server = make_server(site, idle_s=idle_s)
+        server = make_server(site, idle_s=idle_s, max_connections=max_connections)
         server.add_sockets(sockets)
         await ended.wait()
         server.stop()
@@ -143,3 +143,26 @@ def test_who_says_nothing_is_cut_off() -> None:
     with serve_here(idle_s=1.0) as port, socket.create_connection(("127.0.0.1", port)) as link:
         link.settimeout(PATIENCE_S)
         assert link.recv(1) == b""
+
+
+def is_served(client: Client) -> bool:
+    try:
+        return client.ask("/healthz")[0] == 200
+    except OSError:
+        return False
+
+
+def test_connections_are_bounded_and_their_places_are_free_again() -> None:
+    with serve_here(max_connections=5) as port:
+        client = Client(port)
+        for path in ("/healthz", "/metrics", "/nothing", "/static/app.js") * 5:
+            assert client.ask(path)[0] in (200, 404), path
+        with ExitStack() as stack:
+            links = 0
+            while is_served(client):
+                stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+                links += 1
+                assert links < 20, "there is no bound"
+        ends = time.monotonic() + PATIENCE_S
+        while not is_served(client):
+            assert time.monotonic() < ends, "places are not given back"
