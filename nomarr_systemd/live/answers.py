@@ -53,7 +53,7 @@ def parse_workers(answer: Answer) -> dict[str, LiveWorker] | None:
 def parse_supervisor(answer: Answer) -> dict[str, int]:
     """What a ``snapshot`` says of the supervisor itself; {} if it says nothing."""
     about = answer.get("supervisor")
-    names = ("pid", "since_wall_ms")
+    names = ("pid", "since_wall_ms", "notify_failures")
     return {
         name: about[name]
         for name in names

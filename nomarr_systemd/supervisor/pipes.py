@@ -24,6 +24,7 @@ _ACL_VERSION, _ANY_ID = 2, 0xFFFF_FFFF
 _OWNER, _USER, _GROUP, _MASK, _OTHERS = 0x01, 0x02, 0x04, 0x10, 0x20  # kinds of its entries
 _READ, _WRITE = 4, 2
 PIPE_BYTES: Final = 65_536  # a pipe's size: a read of all of it ends at the end of a line
+notify_failures = 0  # of this process
 
 
 def read(fd: int) -> bytes | None:
@@ -45,10 +46,12 @@ def take_stored() -> dict[str, list[int]]:
 
 
 def tell(message: str, *fds: int) -> None:
-    """Send a notification to systemd. If that fails, the program goes on."""
+    """Send a notification to systemd. If that fails, it is counted and the program goes on."""
+    global notify_failures
     try:
         daemon.notify(message, False, os.getpid(), list(fds))
     except OSError as error:
+        notify_failures += 1
         log(WARNING, "a notification to systemd failed", message=message, error=error)
 
 

@@ -458,7 +458,11 @@ class Supervisor:
         return self._settler.find_job(invocation)
 
     def describe_self(self) -> dict[str, Any]:
-        return {"pid": os.getpid(), "since_wall_ms": self._since_ms}
+        return {
+            "pid": os.getpid(),
+            "since_wall_ms": self._since_ms,
+            "notify_failures": pipes.notify_failures,
+        }
 
     def summarize(self) -> str:
         """One line for ``systemctl status``."""

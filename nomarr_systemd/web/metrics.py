@@ -83,6 +83,12 @@ class Metrics:
         if state is not None:
             self._count(state)
             yield from self._totals(state)
+            failures = CounterMetricFamily(
+                "nomarr_supervisor_notification_failures",
+                "Notifications to systemd that failed since the supervisor was started.",
+            )
+            _add(failures, [], state.overview.supervisor.get("notify_failures"))
+            yield failures
             yield from _workers(state, sources.workers)
             age = time.monotonic() - state.at
             yield _gauge("nomarr_look_age_seconds", "Age of the look at systemd and ledger.", age)

@@ -49,21 +49,25 @@ ANSWERS: Final[list[tuple[str, api.Answer, tuple[str, ...]]]] = [
 class Server(HTTPServer):
     """A server that accepts a bounded number of connections."""
 
+    max_connections = MAX_CONNECTIONS
     open_connections = 0
 
     def handle_stream(self, stream: IOStream, address: tuple[Any, ...]) -> None:
-        if Server.open_connections >= MAX_CONNECTIONS:
+        if self.open_connections >= self.max_connections:
             stream.close()
             return
-        Server.open_connections += 1
-        stream.set_close_callback(self._forget)
+        self.open_connections += 1
         super().handle_stream(stream, address)
 
-    def _forget(self) -> None:
-        Server.open_connections -= 1
+    def on_close(self, server_conn: object) -> None:
+        # Not by a callback of the stream: Tornado puts its own there for each request.
+        self.open_connections -= 1
+        super().on_close(server_conn)
 
 
-def make_server(site: Site) -> Server:
+def make_server(
+    site: Site, *, idle_s: float = IDLE_S, max_connections: int = MAX_CONNECTIONS
+) -> Server:
     answers = [
         (path, api.ApiHandler, {"find": find, "allowed": allowed})
         for path, find, allowed in ANSWERS
@@ -74,15 +78,17 @@ def make_server(site: Site) -> Server:
         log_function=lambda _handler: None,  # the journal is for errors
         compress_response=False,
     )
-    return Server(
+    server = Server(
         application,
         max_header_size=MAX_HEADER,
         max_body_size=MAX_BODY,
-        idle_connection_timeout=IDLE_S,
-        body_timeout=IDLE_S,
+        idle_connection_timeout=idle_s,
+        body_timeout=idle_s,
         max_buffer_size=1 << 20,
         no_keep_alive=False,
     )
+    server.max_connections = max_connections
+    return server
 
 
 def open_sockets(listen: str) -> list[socket.socket]:

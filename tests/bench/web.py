@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import random
 import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 from nomarr_systemd.config.values import Config, Pool, StoreSettings, WebSettings
 from tests.bench.timing import report
 from tests.support.lab import Lab
-from tests.support.supervision import Lab as Supervision
 from tests.support.supervision import Writer, make_lab
+from tests.support.web_process import serve, wait_until_ready
 from tests.support.web_site import Client, find_port
 
 ROUNDS = 60
@@ -40,38 +36,12 @@ def measure() -> None:
             lab.begin_run(f"tag-{number}")
             writers.append(lab.writer(f"tag-{number}"))
             writers[-1].frame(job="first")
-        with serve(lab) as (client, pid):
+        port = find_port()
+        with serve(lab, WebSettings(f"127.0.0.1:{port}"), client := Client(port)) as pid:
             measure_latency(client, writers[0])
             asyncio.run(measure_clients(client, pid, writers))
     for workers in (200, 2000):
         measure_page(workers)
-
-
-@contextlib.contextmanager
-def serve(lab: Supervision) -> Iterator[tuple[Client, int]]:
-    """nomarr-web beside a supervisor that is run by hand."""
-    port = find_port()
-    stored = json.loads(Path(lab.paths.resolved).read_text())
-    stored["web"] = WebSettings(f"127.0.0.1:{port}")._asdict()
-    Path(lab.paths.resolved).write_text(json.dumps(stored))
-    places = [f"--runtime={lab.paths.runtime}", f"--state={lab.paths.state}", "--user"]
-    program = [sys.executable, "-m", "nomarr_systemd.web.main", *places]
-    with subprocess.Popen(program, stderr=subprocess.DEVNULL) as child:
-        try:
-            wait_until_ready(client := Client(port))
-            yield client, child.pid
-        finally:
-            child.terminate()
-
-
-def wait_until_ready(client: Client) -> None:
-    ends = time.monotonic() + 60
-    while time.monotonic() < ends:
-        with contextlib.suppress(OSError):
-            if client.ask("/readyz")[0] == 200:
-                return
-        time.sleep(0.05)
-    raise TimeoutError("nomarr-web is not ready")
 
 
 def measure_latency(client: Client, writer: Writer) -> None:

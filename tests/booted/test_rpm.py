@@ -25,6 +25,7 @@ command = ["{WORKERS}/steady", "0"]
 """
 NAMES = ("steady-0", "steady-1")
 NEWER = "0.1.1"
+WEB = "nomarr-web.service"
 
 
 @pytest.fixture(scope="module")
@@ -47,12 +48,23 @@ def run_rpm(machine: Machine, *arguments: str) -> str:
     return done.stdout + done.stderr
 
 
+def find_web(rpm: Path) -> Path:
+    """The subpackage that the same build makes."""
+    return rpm.with_name(rpm.name.replace(packages.NAME, "nomarr-web"))
+
+
+def ask_page(machine: Machine, path: str) -> str:
+    ask = "import sys, urllib.request as u; print(u.urlopen(sys.argv[1], timeout=20).read())"
+    url = f"http://127.0.0.1:8765{path}"
+    return machine.run("/usr/bin/python3", "-c", ask, url, check=False).stdout
+
+
 def test_install_upgrade_erase(
     machine: Machine, rpm: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     into = tmp_path_factory.mktemp("newer")
     newer = packages.build("build-rpm", into, "--quick", "--version", NEWER)
-    for package in (rpm, newer):
+    for package in (rpm, newer, find_web(rpm), find_web(newer)):
         shutil.copy(package, machine.path("/root"))
 
     said = run_rpm(machine, "--install", f"/root/{rpm.name}")
@@ -67,18 +79,34 @@ def test_install_upgrade_erase(
     compiled = machine.run("find", packages.LIBEXEC, "-name", "*.pyc").stdout
     assert "/worker/__pycache__/main." in compiled  # %posttrans
 
+    assert not machine.path(f"{packages.LIBEXEC}/nomarr-web").exists()  # a package of its own
+
+    run_rpm(machine, "--install", f"/root/{find_web(rpm).name}")
+    assert machine.run("getent", "passwd", "nomarr-web").stdout
+    assert machine.get(WEB, "LoadState") == "loaded"
+    assert machine.get(WEB, "ActiveState") == "inactive"
+
     machine.apply(CONFIG)
     machine.wait_until_running(*NAMES)
+    machine.systemctl("enable", "--now", WEB)
+    page = machine.get(WEB, "MainPID")
+    assert '"instance":"steady-0"' in ask_page(machine, "/api/workers")
     workers = [machine.get(name, "MainPID") for name in NAMES]
     supervisor = machine.get("nomarr-supervisor.service", "MainPID")
 
-    run_rpm(machine, "--upgrade", f"/root/{newer.name}")
+    run_rpm(machine, "--upgrade", f"/root/{newer.name}", f"/root/{find_web(newer).name}")
     assert machine.run("nomarrctl", "--version").stdout == f"nomarrctl {NEWER}\n"
     assert [machine.get(name, "MainPID") for name in NAMES] == workers
     assert machine.get("nomarr-supervisor.service", "MainPID") not in (supervisor, "0")  # %postun
     assert machine.run("find", packages.LIBEXEC, "-name", "*.pyc").stdout
     assert "steady" in machine.path("/etc/nomarr/nomarr.toml").read_text()
     machine.wait_for(lambda: machine.status("steady-0")["health"] == "healthy", "it is healthy")
+
+    assert machine.get(WEB, "MainPID") not in (page, "0")
+    assert '"instance":"steady-0"' in ask_page(machine, "/api/workers")
+    run_rpm(machine, "--erase", "nomarr-web")
+    assert machine.get(WEB, "LoadState") == "not-found"
+    assert not machine.path(f"{packages.LIBEXEC}/nomarr_systemd/web").exists()
 
     machine.kill("steady-1")
     machine.wait_for(lambda: machine.get("steady-1", "LoadState") == "masked", "it is masked")

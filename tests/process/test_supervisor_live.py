@@ -5,15 +5,18 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 import pytest
 
 from nomarr_systemd.core.health import HealthRules
 from nomarr_systemd.host.configuration import read_applied
+from nomarr_systemd.live.answers import parse_supervisor
 from nomarr_systemd.supervisor import live_server
 from nomarr_systemd.supervisor.loop import Loop
 from nomarr_systemd.supervisor.supervisor import Supervisor
@@ -37,6 +40,20 @@ def test_a_snapshot_shows_workers_and_supervisor(lab: Lab) -> None:
     assert names == ["worker:tag:0", "worker:tag:1", "worker:library:0"]
     assert answer["supervisor"]["pid"] == lab.pid
     assert answer["supervisor"]["since_wall_ms"] > 1_700_000_000_000
+    assert answer["supervisor"]["notify_failures"] == 0
+
+
+def test_notifications_that_fail_are_counted(lab: Lab) -> None:
+    assert lab.child
+    os.rename(lab.manager.path, f"{lab.manager.path}.away")
+    try:
+        lab.child.send_signal(signal.SIGHUP)  # a reload is told to systemd
+        live, ends = lab.live(), time.monotonic() + PATIENCE_S
+        while not parse_supervisor(live.ask(op="snapshot"))["notify_failures"]:
+            assert time.monotonic() < ends
+    finally:
+        os.rename(f"{lab.manager.path}.away", lab.manager.path)
+    assert "a notification to systemd failed" in lab.said()
 
 
 def test_one_connection_may_ask_again_and_ahead(lab: Lab) -> None:

@@ -128,7 +128,9 @@ class Installation:
         """SIGKILL for its main process; the run that died."""
         self.wait_until_reconciled()
         died = self.lab.get(instance, "InvocationID")
-        os.kill(self.lab.main_pid(instance), signal.SIGKILL)
+        pid = self.lab.main_pid(instance)
+        assert pid, f"{instance} does not run"  # 0 would be this process
+        os.kill(pid, signal.SIGKILL)
         return died
 
     def crash(self, instance: str = "tag-0") -> str:

@@ -102,8 +102,8 @@ class Live:
 
     def __init__(self, path: str) -> None:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.socket.connect(path)  # with a time limit it would fail when many connect at once
         self.socket.settimeout(PATIENCE_S)
-        self.socket.connect(path)
         self._file = self.socket.makefile("rb")
 
     def send(self, **request: object) -> None:

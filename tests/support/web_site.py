@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
+import signal
 import socket
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from tests.support.lab import Lab
-from tests.support.operator_site import Installation
+from tests.support.operator_site import WORKER, Installation
 
 HOSTILE_NAME = '<img src=x onerror="document.title=1">\\u001b[2J\\u202etxt.exe'
 HOSTILE = """\
@@ -58,16 +61,37 @@ def find_port() -> int:
         return port
 
 
+class UnixConnection(http.client.HTTPConnection):
+    """HTTP over a Unix socket."""
+
+    def __init__(self, path: str, timeout: float) -> None:
+        super().__init__("localhost", timeout=timeout)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+def connect(address: int | str, timeout_s: float) -> http.client.HTTPConnection:
+    """To a port of this machine, or to a Unix socket."""
+    if isinstance(address, str):
+        return UnixConnection(address, timeout_s)
+    return http.client.HTTPConnection("127.0.0.1", address, timeout=timeout_s)
+
+
 class Client:
     """Plain HTTP, as a program that is no browser speaks it."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, path: str = "") -> None:
         self.port = port
+        self._address = path or port
 
     def ask(
         self, path: str, *, method: str = "GET", **headers: str
     ) -> tuple[int, dict[str, str], bytes]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20.0)
+        connection = connect(self._address, 20.0)
         try:
             given = {name.replace("_", "-"): value for name, value in headers.items()}
             connection.request(method, path, headers=given)
@@ -82,14 +106,21 @@ class Client:
         return json.loads(body)
 
     def events(self, topics: str, **headers: str) -> EventStream:
-        return EventStream(self.port, topics, **headers)
+        return EventStream(self._address, topics, **headers)
+
+    def is_ready(self) -> bool:
+        """Whether it is connected to the supervisor."""
+        try:
+            return self.ask("/readyz")[0] == 200
+        except OSError:
+            return False
 
 
 class EventStream:
     """Events of the stream, one after the other."""
 
-    def __init__(self, port: int, topics: str, **headers: str) -> None:
-        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30.0)
+    def __init__(self, address: int | str, topics: str, **headers: str) -> None:
+        self._connection = connect(address, 30.0)
         given = {name.replace("_", "-"): value for name, value in headers.items()}
         self._connection.request("GET", f"/events?topics={topics}", headers=given)
         self.answer = self._connection.getresponse()
@@ -126,6 +157,8 @@ class WebSite(Installation):
         web: str = "",
     ) -> None:
         super().__init__(lab)
+        needs = '[ ! -e "$0.out" ] || exit 1\ntrap'  # what it cannot do without is out of order
+        self.ocr = lab.write_program("ocr", WORKER.replace("trap", needs, 1))
         self.port = find_port()
         self.client = Client(self.port)
         hostile = lab.write_program(
@@ -138,7 +171,7 @@ class WebSite(Installation):
                 port=self.port,
                 web=web,
                 ocr=ocr,
-                worker=self.worker,
+                worker=self.ocr,
                 hostile=hostile,
             )
         )
@@ -156,16 +189,23 @@ class WebSite(Installation):
         self.wait_until_ready()
 
     def wait_until_ready(self) -> None:
-        def is_ready() -> bool:
-            try:
-                return self.client.ask("/readyz")[0] == 200
-            except OSError:
-                return False
-
-        self.lab.wait_for(is_ready, what="nomarr-web is ready")
+        self.lab.wait_for(self.client.is_ready, what="nomarr-web is ready")
 
     def kill_unit(self, unit: str) -> None:
         self.lab.systemctl("kill", "--signal=KILL", "--kill-who=main", unit)
+
+    @contextmanager
+    def outage(self, *instances: str) -> Iterator[None]:
+        """These of ``ocr`` die at once, and none of the pool can start until the end."""
+        self.wait_until_reconciled()
+        pids = [self.wait_for_worker(each, state="healthy")["pid"] for each in instances]
+        Path(f"{self.ocr}.out").touch()
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        try:
+            yield
+        finally:
+            Path(f"{self.ocr}.out").unlink()
 
     def add_jobs(self, *names: str) -> None:
         for name in names:

@@ -132,6 +132,7 @@ def test_metrics_are_well_formed_and_few(site: WebSite, client: Client) -> None:
         for sample in family.samples
     }
     assert values["nomarr_up",] == 1
+    assert values["nomarr_supervisor_notification_failures_total",] == 0
     assert values["nomarr_worker_healthy", "tag", "tag-0"] == 1
     assert values["nomarr_queue_jobs", "quarantined", "tag"] == 1
     assert values["nomarr_decisions_total", "restart", "signal", "tag"] >= 1

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import re
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, sync_playwright
 
+from nomarr_systemd.core.policy import Rules
 from nomarr_systemd.demo.lab import LabUnavailable
 from tests.support.lab import Lab
 from tests.support.web_site import WebSite
@@ -91,6 +94,11 @@ def expect_row(page: Page, instance: str, text: str | re.Pattern[str]) -> None:
     expect(page.locator(f'nomarr-worker[data-worker="{instance}"]')).to_contain_text(text)
 
 
+def expect_state(page: Page, instance: str, state: str) -> None:
+    pill = page.locator(f'nomarr-worker[data-worker="{instance}"] .pill')
+    expect(pill).to_have_text(state)
+
+
 def expect_link(page: Page, text: str) -> None:
     expect(page.locator("#link")).to_have_text(text)
 
@@ -98,16 +106,16 @@ def expect_link(page: Page, text: str) -> None:
 def test_a_crash_is_seen_counted_down_and_explained(page: Page, site: WebSite) -> None:
     page.goto(site.url)
     expect_link(page, "live")
-    expect_row(page, "ocr-0", "healthy")
+    expect_state(page, "ocr-0", "healthy")
     expect_row(page, "ocr-0", "never died")
     site.kill("ocr-0")
-    expect_row(page, "ocr-0", "restarting")
+    expect_state(page, "ocr-0", "restarting")
     expect_row(page, "ocr-0", re.compile(r"restart in \d s"))
     expect(page.locator("nomarr-worker").first).to_have_attribute(
         "data-worker", re.compile("ocr-0|tag-.")
     )  # the worst first
     expect_row(page, "ocr-0", "SIGKILL")
-    expect_row(page, "ocr-0", "healthy")  # after its backoff, without a reload
+    expect_state(page, "ocr-0", "healthy")  # after its backoff, without a reload
     gauge = page.locator('nomarr-worker[data-worker="ocr-0"] .budget')
     expect(gauge).to_have_attribute("aria-label", re.compile(r"1 of 3 restarts in 5 min"))
     page.get_by_role("link", name="ocr-0", exact=True).click()
@@ -117,11 +125,22 @@ def test_a_crash_is_seen_counted_down_and_explained(page: Page, site: WebSite) -
     expect(page.locator(".why")).to_contain_text("Main process exited, code=killed, status=9/KILL")
     expect(page.locator(".timeline path.death")).to_have_count(1)
     expect(page.locator(".frames")).to_contain_text('"component_id":"worker:ocr:0"')
-    page.get_by_label("max_restarts").fill("0")
-    page.get_by_role("button", name="Try").click()
+    fields = page.locator(".cards form [name]")
+    names = fields.evaluate_all("all => all.map(each => each.name)")
+    assert names == list(Rules._fields)  # all that nomarrctl policy simulate takes
+    tried = Rules()._asdict() | {"max_restarts": 0, "never_restart": "1, 78"}
+    for name, value in tried.items():
+        if name == "on_exhausted":
+            page.get_by_label(name).select_option("cooldown")
+        else:
+            page.get_by_label(name).fill(str(value))
+    with page.expect_response(re.compile("/simulate")) as answer:
+        page.get_by_role("button", name="Try").click()
+    given = {"max_restarts": 0, "never_restart": [1, 78], "on_exhausted": "cooldown"}
+    assert answer.value.json()["set"] == tried | given
     expect(page.locator("table")).to_contain_text("masks")
     page.go_back()
-    expect_row(page, "ocr-0", "healthy")
+    expect_state(page, "ocr-0", "healthy")
 
 
 def test_filter_and_deep_links(page: Page, site: WebSite) -> None:
@@ -192,7 +211,7 @@ def test_loss_of_the_web_process_and_of_the_supervisor(page: Page, site: WebSite
     site.lab.systemctl("stop", "nomarr-web.service")
     expect_link(page, "offline")
     expect(page.locator("#alert")).to_contain_text("connection to nomarr-web is lost")
-    expect_row(page, "ocr-1", "healthy")  # what was known stays
+    expect_state(page, "ocr-1", "healthy")  # what was known stays
     site.kill("ocr-1")  # nobody sees it now
     site.start_web()
     expect_link(page, "live")
@@ -228,6 +247,75 @@ def test_a_hidden_page_does_not_stream(page: Page, site: WebSite) -> None:
     )
     page.evaluate(hide, False)
     expect_link(page, "live")
+
+
+def test_an_outage_is_shown_until_it_is_over(page: Page, site: WebSite) -> None:
+    """Three workers die alike: an incident opens, with a canary, and closes by itself."""
+    began_ms = time.time() * 1000
+
+    def find(**wanted: object) -> dict[str, Any]:
+        for each in site.client.json("/api/incidents")["incidents"]:
+            is_mine = each["pool"] == "ocr" and (each["opened_ms"] or 0) >= began_ms
+            if is_mine and wanted.items() <= {**each, "held": len(each["held"])}.items():
+                return dict(each)
+        return {}
+
+    def is_told(number: int) -> bool:
+        said = site.client.ask("/metrics")[2].decode().splitlines()
+        return {
+            f'nomarr_incident_open{{pool="ocr"}} {number:.1f}',
+            'nomarr_incidents_total{pool="ocr"} 1.0',
+        } <= set(said)
+
+    page.goto(f"{site.url}/?view=incidents")
+    expect_link(page, "live")
+    card = page.locator("section.card", has=page.get_by_role("heading", name="ocr")).first
+    with site.outage("ocr-0", "ocr-1", "ocr-2"):
+        opened = site.lab.wait_for(lambda: find(open=True, held=2), what="an open incident")
+        assert opened["canary"] not in opened["held"]
+        assert opened["text"].endswith(f"{opened['canary']} is tried first")
+        assert opened["closed_ms"] is opened["closed"] is None
+        site.lab.wait_for(lambda: is_told(1), what="the metrics tell it")
+        expect(card.locator(".pill")).to_have_text("open")  # without a reload
+        expect(card.get_by_role("link", name=opened["canary"])).to_be_visible()
+        expect(card).to_contain_text("3 workers of ocr died alike (signal)")
+        expect(card).to_contain_text(f"nomarrctl --user why {opened['canary']}")
+        expect(card).to_contain_text("nomarrctl --user resume ocr")
+        page.goto(f"{site.url}/?pool=ocr")
+        expect(page.get_by_role("link", name="incident", exact=True)).to_be_visible()
+        expect(page.locator("nomarr-worker .pill", has_text="held")).to_have_count(2)
+        page.goto(f"{site.url}/?view=incidents")
+        expect(card.locator(".pill")).to_have_text("open")
+    closed = site.lab.wait_for(
+        lambda: now if (now := find(open=False)).get("closed_ms") else {},
+        timeout_s=60,
+        what="it is closed",
+    )
+    assert closed["opened_ms"] == opened["opened_ms"] <= closed["closed_ms"]
+    assert closed["canary"] in (opened["canary"], *opened["held"])
+    assert closed["closed"].endswith("is healthy")
+    site.lab.wait_for(lambda: is_told(0), what="the metrics tell it")
+    expect(card.locator(".pill")).to_have_text("over")
+    expect(card).to_contain_text(closed["closed"])
+    for worker in ("ocr-0", "ocr-1", "ocr-2"):
+        site.wait_for_worker(worker, state="healthy", held=None)
+
+
+def test_the_age_of_a_job(page: Page, site: WebSite) -> None:
+    """The store knows when a job began; of others, the page says since when it has seen them."""
+    page.goto(site.url)
+    age = page.locator('nomarr-worker[data-worker="odd-0"] .age')
+    expect(age).to_have_text(re.compile(r"^≥ [1-9]\d* s$"))  # it grows
+    expect(age).to_have_attribute("title", re.compile("Since this page saw it"))
+    site.add_jobs("slow.flac")
+    busy = page.locator("nomarr-worker", has_text="slow.flac").locator(".age")
+    expect(busy).to_have_text(re.compile(r"^\d+ s$"))
+    page.reload()
+    expect(busy).to_have_text(re.compile(r"^\d+ (s|min.*)$"))  # still that of the store
+    page.goto(f"{site.url}/?worker=odd-0")
+    expect(page.locator(".worker-head .job")).to_contain_text(
+        re.compile(r"≥ \d+ s since this page saw it")
+    )
 
 
 @pytest.mark.parametrize("theme", ["dark", "light"])

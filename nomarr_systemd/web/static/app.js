@@ -2,7 +2,7 @@
 import { h, put, plain, duration } from "./dom.js";
 import { stream, takeToken, setToken } from "./transport.js";
 import { known, begin, listen, take, readAll } from "./store.js";
-import { WorkersView, countdown } from "./workers.js";
+import { WorkersView, atLeast, countdown } from "./workers.js";
 import { WorkerView } from "./worker.js";
 import { QueuesView, IncidentsView } from "./queues.js";
 
@@ -118,6 +118,7 @@ setInterval(() => {
   const now = Date.now();
   for (const each of document.querySelectorAll("[data-until]")) each.textContent = countdown(Number(each.dataset.until));
   for (const each of document.querySelectorAll("[data-since]")) each.textContent = duration((now - Number(each.dataset.since)) / 1000);
+  for (const each of document.querySelectorAll("[data-seen]")) each.textContent = atLeast(Number(each.dataset.seen));
   for (const each of document.querySelectorAll("[data-ago]")) each.textContent = `${duration((now - Number(each.dataset.ago)) / 1000)} ago`;
   drawLink();
 }, 1000);

@@ -1,7 +1,7 @@
 // Queues: depth, rate, time left, and what failed or was set aside, with the evidence.
 import { h, put, plain, duration, command, moment, ago } from "./dom.js";
 import { get } from "./transport.js";
-import { known, command as ctl } from "./store.js";
+import { known, command as ctl, question } from "./store.js";
 import { showJob } from "./worker.js";
 
 const PARTS = [["completed", "good"], ["running", "busy"], ["pending", "idle"], ["errors", "warn"], ["quarantined", "bad"]];
@@ -72,7 +72,7 @@ export class QueuesView {
         const answer = await get(`/api/jobs?pool=${queue.queue}&status=${status}&limit=50`);
         parts.push(h("h3", {}, status === "error" ? `Failed (${count})` : `Quarantined (${count}): each has killed its workers`),
           h("ul", { class: "jobs" }, answer.jobs.map((job) => h("li", {}, ...showJob(job).childNodes, command(ctl(`${words} ${job.id}`))))),
-          answer.jobs.length < count && h("p", { class: "soft" }, `${count - answer.jobs.length} more: nomarrctl jobs list --status ${status} --pool ${queue.queue}`));
+          answer.jobs.length < count && h("p", { class: "soft" }, `${count - answer.jobs.length} more: ${question(`jobs list --status ${status} --pool ${queue.queue}`)}`));
       } catch (error) {
         parts.push(h("p", { class: "warn" }, plain(error.message)));
       }
@@ -101,7 +101,7 @@ export class IncidentsView {
         ["opened", each.opened_ms && ago(each.opened_ms)], ["closed", each.closed_ms && ago(each.closed_ms)], ["how", each.closed && plain(each.closed, 400)],
         ["held", each.held.length ? each.held.map((id) => [h("a", { href: `/?worker=${encodeURIComponent(id)}`, "data-nav": true }, id), " "]).flat() : null]]
         .filter(([, value]) => value).map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)])),
-      each.open && each.canary && command(`nomarrctl why ${each.canary}`, "what ended the canary"),
+      each.open && each.canary && command(question(`why ${each.canary}`), "what ended the canary"),
       each.open && command(ctl(`resume ${each.pool}`), "do not wait for the canary")));
     put(this.body, ...(cards.length ? cards : [h("p", { class: "empty" }, "No incident is on record.")]),
       ...(known.incidentNotes || []).map((note) => h("p", { class: "warn" }, plain(note, 400))));

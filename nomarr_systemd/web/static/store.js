@@ -4,6 +4,7 @@ import { ORDER } from "./charts.js";
 
 const REFRESH_MS = 30000;
 const SOON_MS = 250;
+const LOOK_MS = 1500; // what the server says of all workers at once may be a second old
 
 export const known = {
   workers: new Map(), // component → worker of /api/workers, with `at`: when it was read
@@ -21,6 +22,8 @@ export const known = {
 const listeners = new Set();
 const dirty = new Set(); // workers to read again
 let timer = 0;
+let allTimer = 0;
+let incidentTimer = 0;
 
 export function listen(listener) {
   listeners.add(listener);
@@ -58,7 +61,6 @@ export async function readAll() {
     known.scope = answer.scope;
     known.error = null;
     known.readAt = Date.now();
-    dirty.clear();
   } catch (error) {
     known.error = error;
   }
@@ -81,6 +83,12 @@ export async function readIncidents() {
   } catch { /* the view says what it has */ }
 }
 
+// An incident holds its workers, and lets them go when it is over.
+function incidentsSoon() {
+  clearTimeout(incidentTimer);
+  incidentTimer = setTimeout(readIncidents, LOOK_MS);
+}
+
 export async function readWorker(id) {
   const worker = await get(`/api/workers/${encodeURIComponent(id)}`);
   put(worker, 0);
@@ -90,9 +98,10 @@ export async function readWorker(id) {
 
 function put(worker, skew) {
   const before = known.workers.get(worker.component);
+  if (before && before.held !== worker.held) incidentsSoon();
   worker.at = Date.now();
   worker.restartAt = worker.next_restart_in_s === null ? null : Date.now() + worker.next_restart_in_s * 1000;
-  worker.jobSince = before && before.job === worker.job ? before.jobSince : null;
+  worker.jobSeen = before && before.job === worker.job && before.invocation === worker.invocation ? before.jobSeen : Date.now();
   worker.crashes = worker.crashes.map((at) => at + skew);
   known.workers.set(worker.component, worker);
 }
@@ -104,7 +113,7 @@ function readSoon(id) {
     timer = 0;
     const ids = [...dirty];
     dirty.clear();
-    if (ids.length > 8) await readAll();
+    if (ids.length > 8) allTimer ||= setTimeout(() => { allTimer = 0; readAll(); }, LOOK_MS);
     else await Promise.allSettled(ids.map(readWorker));
   }, SOON_MS);
 }
@@ -141,7 +150,7 @@ function takeWorker(event) {
     return;
   }
   const job = said.current_job === null ? null : String(said.current_job);
-  if (job !== worker.job) worker.jobSince = event.type === "snapshot" ? null : event.timestamp;
+  if (job !== worker.job) worker.jobSeen = Date.now();
   const other = said.status !== worker.health || said.invocation !== (worker.invocation || "");
   Object.assign(worker, { health: said.status, phase: said.phase, job, disagreement: said.disagreement || null });
   if (worker.active === "active" && worker.load !== "masked") worker.state = said.status;
@@ -157,14 +166,20 @@ function takeJob(job) {
   tell("jobs", job.worker);
 }
 
-export function jobAge(worker) {
+// When the job in hand began, as the store of jobs says. Frames do not say it: of a worker without
+// such jobs, when this page first saw it.
+export function jobStart(worker) {
   const job = known.jobs.get(worker.component);
-  const since = job && job.path === worker.job ? job.started_ms : worker.jobSince;
-  return since ? since : null;
+  return job && job.path === worker.job && job.started_ms ? { began: job.started_ms } : { seen: worker.jobSeen };
 }
 
+// What to type to change something, and to look at something.
 export function command(words) {
-  return known.scope === "user" ? `nomarrctl --user ${words}` : `sudo nomarrctl ${words}`;
+  return known.scope === "user" ? question(words) : `sudo ${question(words)}`;
+}
+
+export function question(words) {
+  return known.scope === "user" ? `nomarrctl --user ${words}` : `nomarrctl ${words}`;
 }
 
 export function begin() {

@@ -3,12 +3,12 @@
 import { h, put, plain, duration, ago, moment, command } from "./dom.js";
 import { budget, timeline, tone } from "./charts.js";
 import { get, stream } from "./transport.js";
-import { known, jobAge, command as ctl, readWorker } from "./store.js";
-import { pill, countdown } from "./workers.js";
+import { known, jobStart, command as ctl, question, readWorker } from "./store.js";
+import { pill, countdown, jobAge } from "./workers.js";
 
 const SPANS = [["6 h", 6], ["24 h", 24], ["7 days", 168], ["30 days", 720], ["1 year", 8760]];
 const MAX_FRAMES = 60;
-const TRIED = [["max_restarts", 1], ["window_s", "any"], ["backoff_base_s", "any"]];
+const WORDS = { on_exhausted: ["mask", "cooldown"] };
 
 export class WorkerView {
   constructor(root, name) {
@@ -27,8 +27,7 @@ export class WorkerView {
       this.head, h("div", { class: "cards" }, this.actions, this.trial, this.time, this.deaths, this.box, this.jobs),
     );
     this.drawFrames();
-    this.drawTrial();
-    readWorker(name).then(() => this.begin(), (error) => {
+    readWorker(name).then((worker) => this.begin(worker), (error) => {
       put(this.head, h("h1", {}, plain(name)), h("p", { class: "bad" }, `${error.message}. ${error.hint || ""}`));
     });
   }
@@ -37,8 +36,9 @@ export class WorkerView {
     return [...known.workers.values()].find((each) => [each.instance, each.component, each.unit].includes(this.name));
   }
 
-  begin() {
+  begin({ policy }) {
     this.draw();
+    this.drawTrial(policy);
     this.readHistory();
     this.readJobs();
     const topic = `${this.worker.component}:frames`;
@@ -51,8 +51,7 @@ export class WorkerView {
     if (what === "crash" && id === worker.component) {
       setTimeout(() => { this.readHistory(); this.readJobs(); }, 400);
     }
-    const since = jobAge(worker);
-    const key = JSON.stringify([worker, since]);
+    const key = JSON.stringify([worker, jobStart(worker)]);
     if (key === this.key) return;
     this.key = key;
     const facts = [
@@ -68,7 +67,7 @@ export class WorkerView {
       h("div", { class: "title" }, h("h1", {}, worker.instance), pill(worker.state),
         worker.restartAt && h("span", { class: "count", "data-until": worker.restartAt }, countdown(worker.restartAt))),
       worker.job && h("p", { class: "job" }, "job ", h("span", { class: "path" }, plain(worker.job)),
-        since && h("span", { class: "soft", "data-since": since }, duration((Date.now() - since) / 1000))),
+        " ", jobAge(worker), jobStart(worker).seen && h("span", { class: "soft" }, " since this page saw it")),
       budget(worker),
       h("dl", {}, facts.filter(([, value]) => value !== null && value !== undefined && value !== "")
         .map(([name, value]) => [h("dt", {}, name), h("dd", {}, plain(value))])),
@@ -78,7 +77,7 @@ export class WorkerView {
 
   drawActions(worker) {
     const { instance, state } = worker;
-    const offers = [[ctl(`why ${instance}`).replace("sudo ", ""), "the post-mortem in a terminal"]];
+    const offers = [[question(`why ${instance}`), "the post-mortem in a terminal"]];
     if (["masked", "failed"].includes(state)) offers.push([ctl(`reset ${instance} --start`), "when it is mended: forget its failures, unmask and start it"]);
     if (["held", "paused"].includes(state)) offers.push([ctl(`resume ${instance}`), "let it run again"]);
     else offers.push([ctl(`pause ${instance}`), "let it finish its job and keep it down"]);
@@ -178,12 +177,13 @@ export class WorkerView {
       : found.length ? h("ul", { class: "jobs" }, found.map(showJob)) : h("p", { class: "soft" }, "No job of the store runs, failed or is quarantined with it."));
   }
 
-  drawTrial() {
+  drawTrial(policy) {
     const out = h("div", { role: "status" });
-    const fields = TRIED.map(([name, step]) => h("label", {}, h("span", {}, name), h("input", { name, type: "number", min: "0", step })));
+    const fields = Object.entries(policy).map(([name, { value }]) => h("label", {}, h("span", {}, name), field(name, value)));
     const form = h("form", { onsubmit: async (event) => {
       event.preventDefault();
-      const wanted = new URLSearchParams([...new FormData(form)].filter(([, value]) => value !== ""));
+      const wanted = new URLSearchParams([...new FormData(form)].filter(([, value]) => value.trim() !== "")
+        .map(([name, value]) => [name, Array.isArray(policy[name].value) ? `[${value}]` : value]));
       try {
         put(out, showTrial(await get(`/api/workers/${this.worker.instance}/simulate?${wanted}`)));
       } catch (error) {
@@ -191,12 +191,21 @@ export class WorkerView {
       }
     } }, fields, h("button", { type: "submit" }, "Try"));
     put(this.trial, h("h2", {}, "What would another policy have done?"),
-      h("p", { class: "soft" }, "The failures on record under other rules. Nothing is changed."), form, out);
+      h("p", { class: "soft" }, "The failures on record under other rules; what is left empty stays as it is. Nothing is changed."), form, out);
   }
 
   close() {
     this.following?.close();
   }
+}
+
+// For another value of a rule; it shows the one in force.
+function field(name, value) {
+  if (typeof value === "string") {
+    return h("select", { name }, h("option", { value: "" }, value), (WORDS[name] || []).filter((word) => word !== value).map((word) => h("option", {}, word)));
+  }
+  if (Array.isArray(value)) return h("input", { name, placeholder: value.join(", ") || "none", pattern: "[0-9, ]*", title: "exit statuses, as in 1, 78" });
+  return h("input", { name, type: "number", min: "0", step: "any", placeholder: String(value) });
 }
 
 export function showJob(job) {

@@ -1,12 +1,12 @@
 // The first screen: what there is at a glance, then every worker, the worst first.
 import { h, put, plain, duration, ago, shortPath } from "./dom.js";
 import { budget, sparkline, tone, ORDER } from "./charts.js";
-import { known, byWorst, jobAge, rank } from "./store.js";
+import { known, byWorst, command as ctl, jobStart, rank } from "./store.js";
 
 const NEXT = {
-  masked: (w) => `nomarrctl reset ${w.instance} --start`,
-  held: (w) => `nomarrctl resume ${w.instance}`,
-  paused: (w) => `nomarrctl resume ${w.instance}`,
+  masked: (w) => ctl(`reset ${w.instance} --start`),
+  held: (w) => ctl(`resume ${w.instance}`),
+  paused: (w) => ctl(`resume ${w.instance}`),
 };
 
 export function matches(worker, text) {
@@ -23,16 +23,26 @@ export function pill(state) {
   return h("span", { class: `pill tone-${tone(state)}` }, state);
 }
 
+// How long the job in hand has taken; that is all that is known if only frames tell of it.
+export function jobAge(worker) {
+  const { began, seen } = jobStart(worker);
+  if (began) return h("span", { class: "soft age", "data-since": began }, duration((Date.now() - began) / 1000));
+  return h("span", { class: "soft age", "data-seen": seen, title: "Since this page saw it: its frames do not say when it began." }, atLeast(seen));
+}
+
+export function atLeast(seen) {
+  return `≥ ${duration((Date.now() - seen) / 1000)}`;
+}
+
 // One worker of the list. It is drawn again only when something of it has changed.
 class WorkerRow extends HTMLElement {
   show(worker) {
-    const text = JSON.stringify([worker, jobAge(worker), known.lines.workers[worker.component]], (name, value) =>
+    const text = JSON.stringify([worker, jobStart(worker), known.lines.workers[worker.component]], (name, value) =>
       ["at", "uptime_s", "next_restart_in_s"].includes(name) ? undefined
         : name === "restartAt" && value ? Math.round(value / 1000) : value);
     if (text === this.text) return;
     this.text = text;
     const crash = worker.last_crash;
-    const since = jobAge(worker);
     const line = known.lines.workers[worker.component];
     const next = NEXT[worker.state]?.(worker);
     this.className = `row tone-${tone(worker.state)}`;
@@ -43,7 +53,7 @@ class WorkerRow extends HTMLElement {
         worker.disagreement && h("span", { class: "note" }, plain(worker.disagreement, 40))),
       h("span", { class: "job" },
         worker.job ? [h("span", { class: "path", title: plain(worker.job) }, shortPath(worker.job)),
-          since && h("span", { class: "soft", "data-since": since }, duration((Date.now() - since) / 1000))]
+          jobAge(worker)]
           : h("span", { class: "soft" }, plain(worker.phase || worker.held || worker.failure_reason || "", 120))),
       h("span", { class: "phase soft" }, worker.job ? plain(worker.phase || "", 30) : ""),
       budget(worker),
