@@ -22,6 +22,7 @@ MAX_BRIEF: Final = 65_536  # the same for the controller, and MAX_ABOUT for each
 MAX_ABOUT: Final = 1024
 ANSWER_S: Final = 0.5
 _CONNECT_S: Final = 2.0
+_ASK_AGAIN_S: Final = (0.0, 0.02, 0.0)  # pauses after a connection that brought nothing
 _PIECE: Final = 65_536
 _CREDENTIALS: Final = struct.Struct("3i")
 
@@ -148,21 +149,35 @@ class Batch:
 def _ask(
     path: str, request: Mapping[str, object], timeout_s: float, max_bytes: int
 ) -> dict[str, Any]:
-    """The answer as it came; {} if none came in time, or none that is an object."""
+    """The answer as it came; {} if none came in time, or none that is an object.
+
+    A supervisor that is started again gets a new socket: who waited in the old one asks again.
+    """
     ends = time.monotonic() + timeout_s
+    for pause_s in _ASK_AGAIN_S:
+        try:
+            return _parse(_exchange(path, request, ends, max_bytes))
+        except ConnectionError:
+            time.sleep(pause_s)
+        except (OSError, NoSupervisor):
+            break
+    return {}
+
+
+def _exchange(path: str, request: Mapping[str, object], ends: float, max_bytes: int) -> bytearray:
+    """A whole line; what is longer or was cut off is empty. ConnectionError if nothing came."""
     answer = bytearray()
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            _send(connection, path, request, ends)
-            while not answer.endswith(b"\n"):
-                connection.settimeout(_left_s(ends))
-                piece = connection.recv(_PIECE)
-                answer += piece
-                if not piece or len(answer) > max_bytes:
-                    return {}
-    except (OSError, NoSupervisor):
-        return {}
-    return _parse(answer)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        _send(connection, path, request, ends)
+        while not answer.endswith(b"\n"):
+            connection.settimeout(_left_s(ends))
+            piece = connection.recv(_PIECE)
+            if not piece and not answer:
+                raise ConnectionResetError
+            answer += piece
+            if not piece or len(answer) > max_bytes:
+                return bytearray()
+    return answer
 
 
 def is_supervisor(connection: socket.socket) -> bool:

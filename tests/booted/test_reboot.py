@@ -98,7 +98,7 @@ def test_paused_workers_stay_down(machine: Machine) -> None:
     assert acts == [("pause", "root (uid 0)"), ("resume", "root (uid 0)")]
     # Written by root's own hand, and still for the group to read.
     shown = machine.run("stat", "--format=%A %U:%G", "/var/lib/nomarr/public/rest-1.json")
-    assert shown.stdout.strip() == "-rw-r----- root:nomarr"
+    assert shown.stdout.strip() == "-rw-r----- root:nomarr-view"
 
 
 def test_workers_that_a_shutdown_ends_badly_are_not_counted(machine: Machine) -> None:

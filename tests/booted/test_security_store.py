@@ -161,7 +161,7 @@ def test_pipes_of_another_user_hang_no_worker(machine: Machine) -> None:
     machine.wait_until_running("folder-0")
 
     def notes() -> list[str]:
-        found = machine.path(f"{STATE}/work/folders").glob("*/*.json")
+        found = machine.path("/var/lib/nomarr-workers/nomarr/folders").glob("*/*.json")
         return [path.read_text() for path in found]
 
     machine.wait_for(lambda: any('"heard"' in note for note in notes()), "the song is heard")

@@ -132,3 +132,22 @@ def test_a_server_of_another_user_is_not_believed(tmp_path: Path) -> None:
     os.waitpid(child, 0)
     os.close(ready)
     os.close(tell)
+
+
+def test_who_waited_in_a_socket_that_is_made_anew_asks_again(tmp_path: Path) -> None:
+    """As when the supervisor is started again: what waits in the old socket gets no answer."""
+    path = str(tmp_path / "live.sock")
+
+    def serve() -> None:
+        for answer in (b"", b'{"ok":true,"n":1}\n'):
+            with listening.accept()[0] as peer:
+                peer.recv(65536)
+                peer.sendall(answer)
+
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(path)
+        listening.listen()
+        thread = threading.Thread(target=serve)
+        thread.start()
+        assert client.ask(path, {"op": "snapshot"}, timeout_s=20) == {"ok": True, "n": 1}
+        thread.join(20)

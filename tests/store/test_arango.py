@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import sys
 import traceback
 from typing import Any
 
@@ -184,7 +185,7 @@ class TestLimits:
         store = open_arango(first)
         store.insert("job_crashes", {"_key": "taken"})
         monkeypatch.setattr(
-            "nomarr_systemd.store.arango.store.new_keys", lambda _: ["free", "taken"]
+            sys.modules[ArangoStore.__module__], "new_keys", lambda _: ["free", "taken"]
         )
         with pytest.raises(KeyExists):
             store.append("job_crashes", [{"n": 1}, {"n": 2}])

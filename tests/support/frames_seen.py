@@ -88,7 +88,8 @@ class Subscriber:
         request = json.dumps({"op": "subscribe", "topics": ["worker:*:frames"]}).encode() + b"\n"
         while not self._ending:
             with self._changed:
-                self._read.append([])
+                if not self._read or self._read[-1]:  # else nobody was there: the same again
+                    self._read.append([])
             try:
                 self._socket.connect(self._path)
                 self._socket.sendall(request)
@@ -97,7 +98,7 @@ class Subscriber:
                         self._read[-1].append(data)
                         self._changed.notify_all()
                     self._on_data(self.connection, len(self._read[-1]))
-            except OSError:  # killed before it had read what we ask
+            except OSError:  # killed before it had read what we ask, or its socket is made anew
                 pass
             self._socket.close()
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

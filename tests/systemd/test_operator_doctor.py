@@ -50,6 +50,7 @@ def test_what_is_closed_is_not_called_missing(any_lab: Lab) -> None:
     """An unprivileged look at a sound installation said that nothing had been applied yet."""
     site = Installation(any_lab)
     site.bring_up(1)
+    any_lab.wait_until("nomarr-reconcile.service", "inactive")  # it publishes
     (site.state / "config.json").chmod(0)
     (site.state / "public").chmod(0)
     found = site.json("doctor")["findings"]

@@ -128,7 +128,7 @@ def test_every_frame_is_accounted_for(lab: Lab, killer: Killer) -> None:
     assert match_gaps(gaps, killed) == [], "more was lost than one read for each kill"
 
     assert runs_of(lab) == runs, "a worker ended"
-    assert int(lab.get(SUPERVISOR, "NFileDescriptorStore")) == WORKERS + 1
+    assert int(lab.get(SUPERVISOR, "NFileDescriptorStore")) == WORKERS
     assert os.listdir(f"{lab.paths.state}/public") == []
     for worker in answer["workers"]:
         assert (worker["status"], worker["drops"], worker["last_crash"]) == ("healthy", {}, None)

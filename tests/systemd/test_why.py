@@ -320,7 +320,7 @@ def _tell_supervisor(site: Installation, request: dict[str, str]) -> None:
         "    s.connect(sys.argv[1]); s.sendall(sys.argv[2].encode() + b'\\n')\n"
         "    assert json.loads(s.recv(65536))['ok']\n"
     )
-    path = f"{site.lab.runtime}/nomarr-supervisor/live.sock"
+    path = f"{site.lab.runtime}/nomarr/live.sock"
     site.lab.run(["/usr/bin/python3", "-c", code, path, json.dumps(request)])
 
 
