@@ -1,8 +1,7 @@
 """``make test``: pytest, where a private systemd can be made. For a plain user that is a namespace
 of their own; where there is none, the tests that need it say so.
 
-Without arguments it is every test: the booted tier, which mostly waits for machines to boot, in a
-process of its own beside the others.
+Without arguments it is every test, in two processes beside each other: both mostly wait.
 """
 
 from __future__ import annotations
@@ -15,7 +14,8 @@ import pytest
 
 from nomarr_systemd.demo.lab import LabUnavailable, go_where_a_lab_can_be
 
-BOOTED = "tests/booted"
+HERE = ("tests/systemd", "tests/unit")
+BESIDE = ("tests/booted", "tests/store", "tests/process")
 
 
 def main(arguments: list[str]) -> int:
@@ -31,16 +31,15 @@ def main(arguments: list[str]) -> int:
 def run_all() -> int:
     """Every test; the exit status of the half that failed, if one did."""
     with tempfile.TemporaryFile() as said:
-        command = [sys.executable, "-m", "pytest", BOOTED]
-        with subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT) as booted:
-            others = int(pytest.main([f"--ignore={BOOTED}"]))
-            sys.stdout.flush()
-            print(f"\nthe rest is done, waiting for {BOOTED}", flush=True)
-            status = booted.wait()
+        command = [sys.executable, "-m", "pytest", *BESIDE]
+        with subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT) as beside:
+            here = int(pytest.main([*HERE]))
+            print(f"\nthese are done, waiting for {', '.join(BESIDE)}", flush=True)
+            status = beside.wait()
         said.seek(0)
         sys.stdout.buffer.write(said.read())
         sys.stdout.flush()
-    return others or status
+    return here or status
 
 
 if __name__ == "__main__":

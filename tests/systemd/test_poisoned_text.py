@@ -71,12 +71,14 @@ def site(lab: Lab) -> Installation:
 
 
 def poison_ledger(path: Path) -> None:
-    """One record with poison in what people read, and one with poison in every text."""
+    """One record with poison in what people read, and one with poison in every text but those whose
+    words are fixed: with others in their place the account is damaged, and not shown."""
     account = json.loads(path.read_text())
     last = Record.read(account["records"][-1])
     text = POISON.replace("|", "/")
     every = Record._make(text if isinstance(value, str) else value for value in last)
-    shown = last._replace(text=text, by=text, effect=text)
+    every = every._replace(action=last.action, effect=last.effect)
+    shown = last._replace(text=text, by=text)
     account["records"] = [every.write(), shown.write()]
     path.write_text(json.dumps(account | {"failure_reason": POISON, POISON: POISON}))
 
