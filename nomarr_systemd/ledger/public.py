@@ -41,28 +41,35 @@ class Publisher:
         self._host = host
         self.error: Exception | None = None  # why the last publication failed; the commit stands
 
-    def publish(self, key: str, current: Callable[[], str | None]) -> None:
-        """Write what ``current`` reads from the store now; None removes the file.
+    def publish(self, keys: Iterable[str], current: Callable[[str], str | None]) -> None:
+        """Write what ``current`` reads of each from the store now; None removes the file.
 
         It reads under the lock: of two writers the last one has also read last. A full disk does
         not undo a commit, so errors are kept and logged, not raised, and the store's
         ``publish_all`` makes up for them.
         """
-        name = self.name(key)
-        if name is None:
+        names = {key: name for key in keys if (name := self.name(key)) is not None}
+        if not names:
             return
+        self.error = None
         try:
             self._make_directory()
             # Beside the directory and for its owner alone: a reader must not be able to hold it.
             with locked(f"{self.directory}.lock", PATIENCE_S):
-                self._write(name, current())
-            self.error = None
-        except (OSError, StoreError) as error:
-            import logging  # a rare path; the usual start-up should not pay for the import
+                for key, name in names.items():
+                    try:
+                        self._write(name, current(key))
+                    except (OSError, StoreError) as error:
+                        self._complain(name, error)
+        except OSError as error:
+            self._complain(", ".join(list(names.values())[:3]), error)
 
-            self.error = error
-            why = one_line(str(error), 400)
-            logging.getLogger("nomarr.store").error("cannot publish %s: %s", name, why)
+    def _complain(self, name: str, error: Exception) -> None:
+        import logging  # a rare path; the usual start-up should not pay for the import
+
+        self.error = error
+        why = one_line(str(error), 400)
+        logging.getLogger("nomarr.store").error("cannot publish %s: %s", name, why)
 
     def remove_others(self, keys: Iterable[str]) -> None:
         """Remove the files of all documents but these: what a kill or a removal left."""

@@ -49,8 +49,8 @@ class Publisher(Protocol):
     """What a store calls after it has committed documents of the ledger; ``ledger.public`` is
     the one that writes files. It keeps its errors to itself: the commit stands."""
 
-    def publish(self, key: str, current: Callable[[], str | None]) -> None:
-        """The document ``key`` was written; ``current`` reads its JSON, None if it is gone."""
+    def publish(self, keys: Iterable[str], current: Callable[[str], str | None]) -> None:
+        """These documents were written; ``current`` reads the JSON of one, None if it is gone."""
 
     def remove_others(self, keys: Iterable[str]) -> None:
         """There are no documents but these."""

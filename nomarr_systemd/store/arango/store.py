@@ -351,7 +351,7 @@ class ArangoStore:
 
     def _publish(self, key: str) -> None:
         if self._publisher is not None:
-            self._publisher.publish(key, lambda: self._text(key))
+            self._publisher.publish([key], self._text)
 
     def _text(self, key: str) -> str | None:
         self._is_away = True

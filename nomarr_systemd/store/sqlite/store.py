@@ -167,13 +167,11 @@ class SqliteStore:
                 yield
         finally:
             self._unpublished = None
-        for key in sorted(unpublished):
-            self._publish(key)
+        self._publish(*sorted(unpublished))
 
     def publish_all(self) -> None:
         keys = [doc["_key"] for doc in self.find(POLICY_LEDGER)]
-        for key in keys:
-            self._publish(key)
+        self._publish(*keys)
         if self._publisher is not None:
             self._publisher.remove_others(keys)
 
@@ -224,9 +222,9 @@ class SqliteStore:
         else:
             self._publish(key)
 
-    def _publish(self, key: str) -> None:
+    def _publish(self, *keys: str) -> None:
         if self._publisher is not None:
-            self._publisher.publish(key, lambda: self._body(key))
+            self._publisher.publish(keys, self._body)
 
     def _body(self, key: str) -> str | None:
         sql = f'SELECT body FROM "{POLICY_LEDGER}" WHERE key = ?'
