@@ -1,5 +1,5 @@
 """The exploits against the store, on a booted system and as the users who would try them: nomarr, a
-user without groups, and a hostile database server. Security findings 2, 12, 16, 20, 21 and 23.
+user without groups, and a hostile database server. Security findings 2, 11, 12, 16, 20, 21 and 23.
 """
 
 from __future__ import annotations
@@ -265,6 +265,19 @@ def test_what_the_server_says_is_no_emergency(machine: Machine) -> None:
         assert "boom" in entry["MESSAGE"]
         assert entry["PRIORITY"] == "3"
     see_it_booked(machine, died)
+
+
+@pytest.mark.usefixtures("passwords", "server")
+def test_answers_of_no_shape_stop_no_decision(machine: Machine) -> None:
+    """Each ended the controller, again and again, and the worker stayed down (finding 11)."""
+    configure(machine, ARANGO)
+    machine.run("nomarrctl", "apply")
+    shapeless = ({"kind": "body", "body": body} for body in ("5", '{"result":[5]}'))
+    for fault in (*shapeless, {"kind": "endless"}):
+        tell(machine, status=200, **fault)
+        died = die_while_the_store_is_away(machine)
+        tell(machine)
+        see_it_booked(machine, died)
 
 
 @pytest.mark.usefixtures("passwords", "server")
