@@ -34,9 +34,9 @@ def apply(scope: Scope, dry_run: bool, as_json: bool) -> None:
     """
     config = scope.read_file()
     plan = make_plan(scope, config)
-    document = _to_json(plan, dry_run)  # before it is done: then nothing differs any more
+    document = _to_json(plan, dry_run)  # before carry_out: afterwards nothing differs
     for concern in plan.concerns:
-        if concern.level == "warn" or dry_run:  # what is bad is refused, with the same words
+        if concern.level == "warn" or dry_run:  # carry_out refuses a bad one, with this text
             click.echo(f"nomarrctl: warning: {concern.text}; {concern.mend}", err=True)
     if not as_json:
         for line in _describe(plan):
@@ -49,7 +49,7 @@ def apply(scope: Scope, dry_run: bool, as_json: bool) -> None:
         echo_json(document)
     elif not dry_run:
         workers = count(len(config.components()))
-        click.echo(f"{workers} configured; nomarrctl status shows how they are.")
+        click.echo(f"{workers} configured; nomarrctl status shows their state.")
 
 
 def _to_json(plan: Plan, dry_run: bool) -> dict[str, Any]:

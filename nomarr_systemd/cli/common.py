@@ -16,19 +16,19 @@ from nomarr_systemd.host.scope import Scope, make_scope
 if TYPE_CHECKING:
     from nomarr_systemd.config.values import Config
 
-NOT_RUNNING: Final = 3  # the exit status that systemctl has for it
+NOT_RUNNING: Final = 3  # exit status; the same as systemctl's for a unit that is not running
 
 
 def read_applied_and_compare(scope: Scope) -> tuple[Config, bool | None]:
-    """What was applied, and whether the file differs from it (None: it is not readable)."""
+    """Return the applied configuration, and whether the file differs from it (None: unreadable)."""
     config = read_applied(scope.paths)
     return config, scope.file_differs(config)
 
 
 def note_difference(scope: Scope, differs: bool | None) -> None:
-    """Say that the file was edited and not applied."""
+    """Warn if the file was edited and not applied."""
     if differs:
-        text = f"{scope.config_file} differs from what was applied, which is what counts"
+        text = f"{scope.config_file} differs from what was applied, which is in force"
         warn(text, "nomarrctl apply --dry-run shows how")
 
 
@@ -38,7 +38,7 @@ def printable(text: str) -> str:
 
 
 def dump_json(value: object, *, indent: int | None = None) -> str:
-    """JSON in ASCII without controls: what a worker said may have any character."""
+    """Return JSON in ASCII without control characters: text of a worker may have any character."""
     import json
 
     return json.dumps(value, indent=indent).replace("\x7f", "\\u007f")
@@ -69,7 +69,7 @@ def complete(
     except (NomarrError, OSError):
         return []
     found = [CompletionItem(worker.instance) for worker in config.components()]
-    if "worker:" in incomplete:  # a shell may break words at a colon: only if one is there
+    if "worker:" in incomplete:  # only after a colon was typed: shells split there
         found = [CompletionItem(worker.component_id) for worker in config.components()]
     elif pools:
         found += [
@@ -108,5 +108,5 @@ def names_argument(function: Command) -> Command:
 
 
 def examples(*lines: str) -> str:
-    """The end of a verb's --help."""
+    """Return the examples for the end of a verb's --help."""
     return "\b\nExamples:\n" + "\n".join(f"  nomarrctl {line}" for line in lines)

@@ -1,5 +1,5 @@
 """``nomarrctl completion``: the script by which a shell completes commands, options and the names
-of workers. The names are asked for when they are wanted, so a package can install the script.
+of workers. It asks nomarrctl for the names at each completion, so a package can install it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def completion(ctx: click.Context, shell: str, as_json: bool) -> None:
     kind = get_completion_class(shell)
     assert kind is not None  # click has all three  # noqa: S101
     source = kind(ctx.find_root().command, {}, PROGRAM, VARIABLE)
-    # Not source(): that runs bash to see its version, and a package is built without one.
+    # Not source(): that runs bash to read its version, and a build machine may have no bash.
     script = source.source_template % source.source_vars()
     if as_json:
         echo_json({"shell": shell, "script": script})

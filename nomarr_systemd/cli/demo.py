@@ -16,14 +16,15 @@ from nomarr_systemd.demo.story import tell
 
 @click.command()
 def demo() -> None:
-    """See it work: workers crash, hang and fail for good under a real systemd of their own.
+    """Run a demo: workers crash, hang and fail for good under a real systemd of their own.
 
-    A music tagger works through a folder of files, some of them broken, one of them deadly and one
-    endless. It takes less than half a minute, touches nothing outside a temporary directory, and
-    leaves nothing behind. Every line with a tick was checked; exit status 0 says that all held.
+    A music tagger works through a folder of files: some are broken, one crashes the worker, and one
+    makes it hang. It takes less than half a minute, touches nothing outside a temporary directory,
+    and leaves nothing behind. Every line with a tick was checked; exit status 0 means that every
+    check passed.
     """
     go_where_a_lab_can_be([sys.executable, *sys.orig_argv[1:]])
-    # Other signals than that of Ctrl-C are to leave nothing behind, too.
+    # SIGTERM and SIGHUP end the demo as Ctrl-C does: nothing is left behind.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     started = time.monotonic()

@@ -20,9 +20,9 @@ _SIGNS = {"ok": ("✓", "green"), "warn": ("!", "yellow"), "bad": ("✗", "red")
 def doctor(scope: Scope, as_json: bool) -> int:
     """Examine the installation, and say what mends it.
 
-    systemd, configuration, units, services, pipes, store, permissions, masks, journal and clock.
-    Nothing is changed. The exit status is 1 if something needs mending; what could merely be
-    better is marked with an exclamation mark and does not count.
+    It checks systemd, configuration, units, services, pipes, store, permissions, masks, journal and
+    clock. Nothing is changed. The exit status is 1 if something needs mending; warnings, which are
+    marked with an exclamation mark, do not count.
     """
     findings = examine(scope)
     bad = sum(each.level == "bad" for each in findings)
@@ -31,7 +31,7 @@ def doctor(scope: Scope, as_json: bool) -> int:
     else:
         click.echo("\n".join(_draw(findings)))
         if bad:
-            click.secho(f"{count(bad, 'thing')} to be mended.", fg="red")
+            click.secho(f"{count(bad, 'problem')} to be mended.", fg="red")
         else:
             click.secho("All is well.", fg="green")
     return 1 if bad else 0

@@ -22,7 +22,7 @@ from nomarr_systemd.systemd.journal_reader import Entry, Journal, Terms
 
 DEFAULT_TOPICS = ("worker:*:status", "system:health", "queue:*")
 PATIENCE_S = 2.0
-IDLE_S, TOTAL_S = 1.0, 5.0  # without --follow: for the next snapshot, and for all of them
+IDLE_S, TOTAL_S = 1.0, 5.0  # waits without --follow: for one snapshot, for all
 FOR_EVER = float("inf")
 _KINDS = {message_id: kind for kind, message_id in MESSAGE_IDS.items()}
 _COLOURS = {"healthy": "green", "crashed": "red", "failed": "red", "error": "red", "fail": "red"}
@@ -30,14 +30,14 @@ _COLOURS = {"healthy": "green", "crashed": "red", "failed": "red", "error": "red
 
 @click.command()
 @click.option(
-    "--follow", "-f", is_flag=True, help="Stay, and show events as they happen, until Ctrl-C."
+    "--follow", "-f", is_flag=True, help="Keep showing events as they happen, until Ctrl-C."
 )
 @click.option(
     "--topic",
     "topics",
     multiple=True,
     metavar="TOPIC",
-    help="Only these, * for any part: worker:tag:0:status, worker:*:status, system:health"
+    help="Only this topic, * for any part: worker:tag:0:status, worker:*:status, system:health"
     " (repeatable).",
 )
 @click.option(
@@ -63,7 +63,7 @@ def events(scope: Scope, follow: bool, topics: tuple[str, ...], lines: int, as_j
         if not journal.is_there:
             hint = "The journal cannot be read: be root, or join the group systemd-journal."
             click.secho(hint, fg="yellow", err=True)
-        shown_us = time.time_ns() // 1000  # what comes later is new, also while we look
+        shown_us = time.time_ns() // 1000  # later entries are new, also while we read
         for entry in journal.read_back(_terms(scope), limit=lines, until_us=shown_us):
             _show(_as_event(entry), patterns, as_json=as_json)
         expected = None if follow else _list_topics(scope, patterns)
@@ -78,7 +78,7 @@ def events(scope: Scope, follow: bool, topics: tuple[str, ...], lines: int, as_j
         else:
             if not follow:
                 return 0
-            _say_alone("The supervisor has left")
+            _say_alone("The supervisor has closed the connection")
         if follow:
             for entry in journal.follow(_terms(scope), shown_us):
                 _show(_as_event(entry), patterns, as_json=as_json)
@@ -111,15 +111,15 @@ def _show_feed(
 
 
 def _terms(scope: Scope) -> Terms:
-    """Matches for our controller's entries: any user can send a MESSAGE_ID, but not its uid."""
+    """Return matches for our controller's entries, by uid: any user can send a MESSAGE_ID."""
     uid = os.getuid() if scope.user else 0
     return [[f"_UID={uid}", f"MESSAGE_ID={message_id}"] for message_id in MESSAGE_IDS.values()]
 
 
 def _as_event(entry: Entry) -> dict[str, Any]:
-    """A decision in the journal, in the shape of the supervisor's events.
+    """Return a decision in the journal in the form of the supervisor's events.
 
-    What is about a pool as a whole goes with its queue.
+    A decision about a whole pool gets the topic of its queue.
     """
     component, pool = entry.get("NOMARR_COMPONENT_ID"), entry.get("NOMARR_POOL")
     delay = entry.get("NOMARR_DELAY_MS")[:18]
@@ -178,11 +178,11 @@ def _describe_outcome(outcome: dict[str, Any]) -> str:
     parts = [f"{each.get('path')} is {each.get('status')}" for each in jobs]
     if outcome.get("fail_pool"):
         parts.append(f"the pool has failed: {outcome['fail_pool']}")
-    return f"{outcome.get('component_id')} has ended: {', '.join(parts) or 'no job in hand'}"
+    return f"{outcome.get('component_id')} has ended: {', '.join(parts) or 'it had no job'}"
 
 
 def _describe_state(event: dict[str, Any]) -> tuple[str, str]:
-    """A worker, a queue, a job or the system as it is now."""
+    """Return the status of the worker, system, queue or job in an event, and its details."""
     for name in ("worker", "system", "queue", "job"):
         state = event.get(name)
         if isinstance(state, dict):

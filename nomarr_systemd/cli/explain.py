@@ -1,4 +1,4 @@
-"""``nomarrctl policy explain``: the window as a line of time, and what the next failure gets."""
+"""``nomarrctl policy explain``: the window as a timeline, and what follows the next failure."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from nomarr_systemd.core.text import count, describe_ms, one_line
 from nomarr_systemd.core.time import Moment
 from nomarr_systemd.operate.overview import crash_word
 
-_MAX_AHEAD = 8  # decisions told one by one
+_MAX_AHEAD = 8  # decisions listed one by one
 
 
 class Explanation(NamedTuple):
-    """A worker's window, and what its next failures would get."""
+    """A worker's restart window, and the decisions on its next failures."""
 
     worker: Component
     rules: Rules
@@ -34,7 +34,7 @@ class Explanation(NamedTuple):
 
     @property
     def frees_ms(self) -> list[int]:
-        """When each restart leaves the window, from now."""
+        """Milliseconds until each restart leaves the window."""
         return [self.window_ms - age for age, _ in self.inside]
 
     def record_of(self, invocation: str) -> Record | None:
@@ -105,7 +105,7 @@ def draw(each: Explanation, width: int) -> Iterator[str]:
 
 
 def _draw_window(each: Explanation, width: int) -> Iterator[str]:
-    """The window from left to right, a mark for each restart; several at one place by number."""
+    """Draw the window from left to right: x for a restart, a number for several in one column."""
     room = max(20, width - 4)
     marks = [0] * room
     for age, _ in each.inside:
@@ -144,7 +144,7 @@ def _draw_ahead(each: Explanation) -> Iterator[str]:
         if last.decision.action == "fail":
             dots = " …" if len(each.ahead) > _MAX_AHEAD + 1 else ""
             then = f"{dots}, then masked ({last.decision.reason})"
-        yield f"Dying at once each time: restarts after {', '.join(delays)}{then}."
+        yield f"If it fails at once each time: restarts after {', '.join(delays)}{then}."
     evidence = first.evidence
     if evidence.next_available_ms:
         yield f"The window has room again in {describe_ms(evidence.next_available_ms)}."

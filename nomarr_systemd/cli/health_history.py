@@ -30,7 +30,7 @@ _WORDS: Final = {letter: word for word, letter in LETTERS.items()}
 
 
 def show(paths: Paths, worker: Component, since_ms: int | None, *, as_json: bool) -> None:
-    """Draw it, or print JSON. The supervisor reads the store, so that a reader needs no right."""
+    """Draw the health, or print JSON. The supervisor reads the store: users need no access."""
     now_ms = clock.wall_ms()
     since_ms = now_ms - DAY_MS if since_ms is None else since_ms
     points = 300 if as_json else max(20, min(width_of_terminal(), 200) - 2)
@@ -45,9 +45,9 @@ def show(paths: Paths, worker: Component, since_ms: int | None, *, as_json: bool
     answer = client.ask(paths.live, request, timeout_s=_WAIT_S)
     if not answer:
         raise NomarrError(
-            "the supervisor does not answer, and it alone reads the history of health",
-            hint="see systemctl status nomarr-supervisor.service; without --health the ledger"
-            " answers",
+            "the supervisor does not answer, and only it can read the history of health",
+            hint="see systemctl status nomarr-supervisor.service; nomarrctl history"
+            " without --health works without it",
         )
     mine = answer["workers"][worker.component_id]
     buckets = [Bucket(*row) for row in mine["health"]]
@@ -92,7 +92,7 @@ def _cell(bucket: Bucket | None, row: int) -> str:
         return " "
     total = sum(bucket.counts.values())
     share = bucket.counts.get("h", 0) / total
-    # A step without health is still a step with samples: the lowest row shows it.
+    # If the worker was never healthy in a step, the lowest row shows that there are samples.
     level = max(share * _ROWS * 8, 1 if row == 0 else 0)
     block = _BLOCKS[max(0, min(8, round(level - row * 8)))]
     return click.style(block, fg=_COLOURS.get(bucket.worst)) if block != " " else block

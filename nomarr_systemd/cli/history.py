@@ -23,7 +23,7 @@ HEADS = (
     *("WHEN", "WORKER", "RUN", "HOW", "DECISION", "DELAY", "WINDOW", "LIFETIME", "EFFECT"),
     "BY",
 )
-DISPENSABLE = ("EFFECT", "LIFETIME", "WINDOW", "DELAY")  # where the terminal is too narrow
+DISPENSABLE = ("EFFECT", "LIFETIME", "WINDOW", "DELAY")  # left out if the terminal is too narrow
 
 
 class Item(NamedTuple):
@@ -39,7 +39,7 @@ class Item(NamedTuple):
     type=click.IntRange(1),
     default=50,
     show_default=True,
-    help="Show at most N records, newest first.",
+    help="Show at most N records: the newest ones.",
     metavar="N",
 )
 @click.option(
@@ -67,9 +67,9 @@ def history(
     WINDOW and LIFETIME are restarts used and allowed as they were before the decision. The ledger
     keeps the last hundred records of each worker. nomarrctl why --invocation RUN tells more.
 
-    With --health: one column for each step of time, as high as the worker was healthy, in the
-    colour of its worst state; each death is marked. Samples are kept every 30 s for 3 days, every
-    10 min for 90 days, and every 6 h for ever.
+    With --health: one column for each step of time. Its height is how much of the step the worker
+    was healthy, its colour that of the worst state; each death is marked. Samples are kept every
+    30 s for 3 days, every 10 min for 90 days, and every 6 h for ever.
     """
     from nomarr_systemd.postmortem.witnesses import check_known, list_workers, read_account
 
@@ -126,7 +126,7 @@ def _to_json(items: list[Item], notes: list[str]) -> dict[str, Any]:
 def _draw(items: list[Item]) -> None:
     rows = [tuple(printable(text) for text in _cells(item)) for item in items]
     table = Table(HEADS, rows)
-    # A column that says nothing is left out.
+    # Empty columns are left out.
     empty = [head for n, head in enumerate(HEADS) if all(row[n] in ("", "-") for row in rows)]
     table.leave_out(empty)
     for head in DISPENSABLE:

@@ -1,6 +1,6 @@
 """``nomarrctl jobs``: fill, list and mend the queues of the pools.
 
-The store is the one that was applied: workers look nowhere else.
+The store is that of the applied configuration, which the workers use.
 """
 
 from __future__ import annotations
@@ -54,9 +54,7 @@ def jobs() -> None:
     type=click.Path(allow_dash=True),
     help="Read paths from FILE, one in each line.",
 )
-@click.option(
-    "-0", "--null", is_flag=True, help="Paths in FILE end in NUL, as find -print0 writes."
-)
+@click.option("-0", "--null", is_flag=True, help="Paths end in NUL, as find -print0 writes them.")
 @_pool
 @json_option
 @click.pass_obj
@@ -68,9 +66,9 @@ def add(
     pool: str | None,
     as_json: bool,
 ) -> None:
-    """Add PATHs to the queue of a pool; what is there already stays as it is.
+    """Add PATHs to the queue of a pool; jobs that are there already stay as they are.
 
-    A PATH of - stands for the paths on standard input. Cut short, it may be run again:
+    If add is interrupted, run it again. A PATH of - stands for the paths on standard input:
 
         find /srv/music -name '*.flac' -print0 | nomarrctl jobs add -0 -
     """
@@ -226,7 +224,7 @@ def list_quarantined(ctx: click.Context, limit: int, pool: str | None, as_json: 
 def release(
     scope: Scope, names: tuple[str, ...], every: bool, pool: str | None, as_json: bool
 ) -> None:
-    """Let JOBs out of quarantine: they have all their lives again."""
+    """Put JOBs in quarantine back into the queue; their crashes so far no longer count."""
     _mend(scope, names, every, pool, as_json, "quarantined")
 
 
@@ -283,11 +281,11 @@ def _mend(
     if as_json:
         echo_json({"pending": changed, "file_differs": differs}, indent=None)
     else:
-        click.echo(f"{len(changed)} jobs wait for a worker again.")
+        click.echo(f"{len(changed)} jobs are pending again.")
 
 
 def _read_config(scope: Scope, as_json: bool) -> tuple[Config, bool | None]:
-    """What was applied, and whether the file differs from it; that is said."""
+    """Return the applied configuration, and whether the file differs from it; warn if it does."""
     config, differs = read_applied_and_compare(scope)
     if not as_json:
         note_difference(scope, differs)
@@ -295,7 +293,7 @@ def _read_config(scope: Scope, as_json: bool) -> tuple[Config, bool | None]:
 
 
 def _find(store: Store, config: Config, job: str, pool: str | None) -> Doc:
-    """The job of this key, or of this path in the named pool or else in any."""
+    """Return the job with this key, or with this path in the named pool; without one, in any."""
     names = [choose_pool(config, pool)] if pool else [each.name for each in config.pools]
     for name in names:
         for spelled in (job, os.path.abspath(job)):
@@ -316,7 +314,7 @@ def _open_source(source: str) -> BinaryIO:
 
 
 def _read_paths(file: BinaryIO, *, null: bool) -> Iterator[str]:
-    """The paths in a file, also with bytes that are no UTF-8; empty lines are skipped."""
+    """Yield the paths in a file, also those that are not UTF-8; empty lines are skipped."""
     end = b"\0" if null else b"\n"
     rest = b""
     while piece := file.read(1 << 16):
@@ -327,8 +325,8 @@ def _read_paths(file: BinaryIO, *, null: bool) -> Iterator[str]:
 
 
 def _to_json(doc: Doc) -> dict[str, Any]:
-    """A job for scripts: its own fields, the key as ``id``. ``raw`` is base64 where the path is
-    no text. What is nested too deeply to be printed is left out."""
+    """Return a job for scripts: its fields, and its key as ``id``. ``raw`` is base64 if the path
+    is not text. Fields that are nested too deeply to be printed are left out."""
     fields = {
         name: value
         for name, value in doc.items()

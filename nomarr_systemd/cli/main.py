@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Verb(NamedTuple):
-    """A command named as its function, the module that has it, and its line in --help."""
+    """One verb: the module that has its function, and its line in --help."""
 
     module: str
     summary: str
@@ -31,16 +31,16 @@ class Verb(NamedTuple):
 
 VERBS = {
     "apply": Verb("nomarr_systemd.cli.apply", "Bring everything in line with nomarr.toml."),
-    "completion": Verb("nomarr_systemd.cli.completion", "Print the script that completes names."),
-    "demo": Verb("nomarr_systemd.cli.demo", "See it work: crashes, decisions, a ledger."),
-    "events": Verb("nomarr_systemd.cli.events", "Show what happens, as it happens."),
+    "completion": Verb("nomarr_systemd.cli.completion", "Print a completion script for a shell."),
+    "demo": Verb("nomarr_systemd.cli.demo", "Run a demo: workers crash, hang and fail."),
+    "events": Verb("nomarr_systemd.cli.events", "Show decisions and events as they happen."),
     "history": Verb("nomarr_systemd.cli.history", "Show what died, how, and what was decided."),
     "jobs": Verb("nomarr_systemd.cli.jobs", "Fill, see and mend the queues of jobs."),
     "doctor": Verb("nomarr_systemd.cli.doctor", "Examine the installation; say what mends it."),
     "pause": Verb("nomarr_systemd.cli.workers", "Let workers finish and keep them down."),
     "policy": Verb("nomarr_systemd.cli.policy", "Show, explain and try out the restart policy."),
-    "reconcile": Verb("nomarr_systemd.cli.workers", "Finish what was left undone."),
-    "reset": Verb("nomarr_systemd.cli.workers", "Begin a worker's counts again, and unmask it."),
+    "reconcile": Verb("nomarr_systemd.cli.workers", "Carry out what was left undone."),
+    "reset": Verb("nomarr_systemd.cli.workers", "Reset a worker's counts, and unmask it."),
     "restart": Verb("nomarr_systemd.cli.workers", "Let workers finish, and start them again."),
     "resume": Verb("nomarr_systemd.cli.workers", "Let paused workers run again."),
     "status": Verb("nomarr_systemd.cli.status", "Show every worker."),
@@ -98,7 +98,7 @@ class LazyGroup(click.Group):
 @click.group(
     cls=LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="nomarrctl COMMAND --help says more, with examples. Exit status: 0 all is well, 1 it"
+    epilog="nomarrctl COMMAND --help shows options and examples. Exit status: 0 all is well, 1 it"
     " failed, 2 wrong usage, 3 something is not running, 4 no such worker, 78 a mistake in"
     " nomarr.toml.",
 )
@@ -107,16 +107,16 @@ class LazyGroup(click.Group):
     "config_file",
     type=click.Path(readable=False),  # read_file explains a file that cannot be read
     metavar="FILE",
-    help="Instead of /etc/nomarr/nomarr.toml (--user: ~/.config/nomarr/nomarr.toml).",
+    help="Use FILE instead of /etc/nomarr/nomarr.toml (--user: ~/.config/nomarr/nomarr.toml).",
 )
-@click.option("--user", is_flag=True, help="Your own workers, under your own systemd.")
+@click.option("--user", is_flag=True, help="Use your own workers, under your own systemd.")
 @click.version_option(__version__, message="nomarrctl %(version)s")
 @click.pass_context
 def nomarrctl(ctx: click.Context, config_file: str | None, user: bool) -> None:
     """Workers under systemd, with a restart policy that remembers.
 
     A worker is named worker:tag:0, tag-0 or nomarr-worker@tag-0.service; most commands also take
-    the name of a pool, and mean all of its workers.
+    the name of a pool, which stands for all of its workers.
     """
     ctx.obj = make_scope(config_file, user=user)
     if os.environ.get("NO_COLOR"):
@@ -126,7 +126,7 @@ def nomarrctl(ctx: click.Context, config_file: str | None, user: bool) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line (default: the process's own) and return its exit status."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a locale that lacks a character spells it out
+        if isinstance(stream, io.TextIOWrapper):  # escape what the locale lacks
             stream.reconfigure(errors="backslashreplace")
     try:
         status = nomarrctl.main(arguments, prog_name="nomarrctl", standalone_mode=False)
@@ -170,7 +170,7 @@ def _take_user_option(command: click.Command) -> None:
                 is_flag=True,
                 expose_value=False,
                 callback=_choose_user,
-                help="Your own workers, under your own systemd.",
+                help="Use your own workers, under your own systemd.",
             )
         )
 

@@ -1,5 +1,5 @@
 """``nomarrctl policy``: the restart policy in force and where each value of it was written, what it
-means for a worker now, and what another one would have done.
+means for a worker now, and what another policy would have done.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from nomarr_systemd.ledger.public import read_published
 from nomarr_systemd.operate.choose import choose, choose_one
 from nomarr_systemd.operate.policies import Effective, Value, resolve, to_json
 
-_HEADS = ("rule", "value", "origin")  # not drawn
+_HEADS = ("rule", "value", "origin")  # names of the columns; no head is drawn
 
 
 def _complete_key(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
@@ -78,15 +78,15 @@ def show(scope: Scope, component: str | None, as_json: bool) -> None:
 
 
 @policy.command(
-    short_help="Say what the next failure of a worker gets.",
+    short_help="Say what follows the next failure of a worker.",
     epilog=examples("policy explain tag-0", "policy explain tag-0 --json"),
 )
 @click.argument("component", shell_complete=complete_worker)
 @json_option
 @click.pass_obj
 def explain(scope: Scope, component: str, as_json: bool) -> None:
-    """Explain the policy's state for COMPONENT: its window as a line of time, what the next failure
-    would get, and when the window has room again.
+    """Explain the policy's state for COMPONENT: its window as a timeline, what follows the next
+    failure, and when the window has room again.
     """
     from nomarr_systemd.cli.explain import draw, explain_worker, to_json
     from nomarr_systemd.host import clock
@@ -126,9 +126,9 @@ def simulate(
 ) -> None:
     """Replay the failures on record under another policy, and show both side by side.
 
-    What would have been restarted, what masked, and how much downtime that would have cost or
-    saved. Nothing is changed. Without --set it is the policy in force, which may be another one
-    than that of the time of the failures.
+    It shows what would have been restarted, what masked, and how much downtime that would have cost
+    or saved. Nothing is changed. Without --set the policy in force is tried, which may differ from
+    the policy at the time of the failures.
     """
     from nomarr_systemd.cli.simulation import draw
     from nomarr_systemd.cli.since import parse_since
@@ -157,12 +157,12 @@ def simulate(
 def _read_account(scope: Scope, worker: Component) -> Account:
     account, problem = read_published(scope.paths.public, worker)
     if problem:
-        warn(problem, f"{worker.instance} is treated as if nothing had happened to it")
+        warn(problem, f"{worker.instance} is treated as a worker without failures")
     return account
 
 
 def _draw(policies: Iterable[tuple[Component, tuple[Effective, ...]]]) -> Iterator[str]:
-    """A table for each run of workers of one pool that have the same policy."""
+    """Yield a table for each group of successive workers of a pool with the same policy."""
     for (_, rules), run in groupby(policies, key=lambda each: (each[0].pool, each[1])):
         workers = [worker for worker, _ in run]
         title = workers[0].component_id

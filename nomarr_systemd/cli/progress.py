@@ -26,7 +26,7 @@ class Progress:
         self._clear()
 
     def tell(self, text: str) -> None:
-        """Show how far it has got."""
+        """Show how far the verb has got."""
         if time.monotonic() - self._began > _QUIET_S and sys.stderr.isatty():
             width = (os.get_terminal_size(sys.stderr.fileno()).columns or 80) - 1
             sys.stderr.write(f"\r\x1b[K{text[:width]}")

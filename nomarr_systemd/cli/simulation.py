@@ -49,8 +49,8 @@ def draw(replays: Sequence[Replayed], settings: dict[str, Any]) -> Iterator[str]
     yield ""
     yield _verdict(recorded.down_ms - simulated.down_ms, len(replays))
     yield (
-        "Taken for granted: every run fails after the time it did; a mask lasts until somebody"
-        " acted, or until now."
+        "Assumed: every run fails after the same time as on record; a mask lasts until a person's"
+        " next reset, restart or resume on record, or until now."
     )
 
 

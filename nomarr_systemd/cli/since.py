@@ -13,7 +13,7 @@ from nomarr_systemd.core.errors import BadName
 from nomarr_systemd.core.text import quote
 
 GRAMMAR: Final = (
-    "30s, 15min, 2h, 3d, 1w or 2 hours ago; today, yesterday; 03:00 (the last time it was so);"
+    "30s, 15min, 2h, 3d, 1w or 2 hours ago; today, yesterday; 03:00 (the most recent);"
     " 2026-11-16 or '2026-11-16 03:00'."
 )
 _UNITS: Final = {
@@ -25,21 +25,21 @@ _CLOCK: Final = re.compile(r"([0-9]{1,2}):([0-9]{2})(?::([0-9]{2}))?")
 
 
 def since_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    return click.option("--since", metavar="WHEN", help=f"Only from then on: {GRAMMAR}")(function)
+    return click.option("--since", metavar="WHEN", help=f"Only from WHEN on: {GRAMMAR}")(function)
 
 
 def parse_since(text: str, now_ms: int) -> int:
-    """The wall time in ms that a person means; times of day are of this machine's time zone."""
+    """Return the moment in ms of wall time; times of day are in this machine's time zone."""
     now = datetime.fromtimestamp(now_ms / 1000).astimezone()
     said = text.strip().lower()
     try:
         return int(_find_moment(said, now).timestamp() * 1000)
     except (ValueError, OverflowError, OSError) as error:
-        raise BadName(f"--since {quote(text)}: this is no time", hint=f"write {GRAMMAR}") from error
+        raise BadName(f"--since {quote(text)}: not a time", hint=f"write {GRAMMAR}") from error
 
 
 def _find_moment(said: str, now: datetime) -> datetime:
-    """ValueError if it is none."""
+    """Return the moment; ValueError if the text names none."""
     midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
     if said in ("now", "today", "yesterday"):
         return now if said == "now" else midnight - timedelta(days=said == "yesterday")

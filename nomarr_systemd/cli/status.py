@@ -20,7 +20,7 @@ from nomarr_systemd.operate.overview import look
 
 @click.command(epilog=examples("status", "status tag-0", "status tag --json", "status --watch"))
 @names_argument
-@click.option("--watch", is_flag=True, help="Stay, and show changes as they happen.")
+@click.option("--watch", is_flag=True, help="Keep showing changes as they happen, until Ctrl-C.")
 @json_option
 @click.pass_obj
 def status(scope: Scope, names: tuple[str, ...], watch: bool, as_json: bool) -> int:

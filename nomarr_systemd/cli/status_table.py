@@ -30,8 +30,8 @@ _COLOURS: Final = {
 }
 _DISAGREEMENTS: Final = {
     "hung-but-pinging": "frames come, and say that the work makes no progress",
-    "pipe-wedged": "systemd hears from it, but no frames come any more",
-    "supervisor-blind": "systemd calls it running, but the supervisor has heard nothing",
+    "pipe-wedged": "it still pings systemd, but no frames come any more",
+    "supervisor-blind": "systemd shows it running, but the supervisor has received nothing",
 }
 _LEAST: Final = {"UNIT": 8, "HEALTH": 10, "UP": 6, "NEXT": 7}
 _STATE: Final = {True: "UNIT", False: "HEALTH"}  # the column in the colour of the worker's state
@@ -39,7 +39,7 @@ _JOB: Final = {True: "JOB", False: "DOING"}  # the column that is cut when there
 
 
 def draw(overview: Overview, width: int) -> Iterator[str]:
-    """Everything on one screen."""
+    """Yield the lines of the whole table, for one screen."""
     views = overview.views
     yield from _draw_supervisor(overview, width)
     if not views:
@@ -48,7 +48,7 @@ def draw(overview: Overview, width: int) -> Iterator[str]:
     wide = width >= _WIDE
     heads = _heads(wide)
     rows = [_row(view, wide) for view in views]
-    # Least widths: the table of a --watch should not move with every word.
+    # Least widths, so that the columns of --watch do not move with every change.
     table = Table(heads, rows, least=_LEAST)
     table.shrink(_JOB[wide], width, _SHORTEST_JOB)
     yield table.head(width)

@@ -1,6 +1,6 @@
-"""The one drawer of tables: cells in columns, cut where the terminal is too narrow.
+"""Tables for all verbs: cells in columns, cut where the terminal is too narrow.
 
-What a cell says, its colour, and what stands between the rows is the verb's.
+The verb chooses the text and colour of each cell, and prints other lines between the rows.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Table:
 
 
 def fit(text: str, room: int) -> str:
-    """Clean, and cut where it would not fit; a Chinese character takes the room of two."""
+    """Return the text clean and cut to ``room`` columns; a Chinese character takes two of them."""
     text = one_line(text, 1000)
     if len(text) <= room and text.isascii():
         return text
@@ -98,11 +98,11 @@ def room_of(text: str) -> int:
 
 
 def width_of_terminal() -> int:
-    """COLUMNS, or the terminal's width; for a file or a pipe as wide as it takes."""
+    """Return COLUMNS, or the terminal's width; for a file or a pipe, a width that cuts nothing."""
     wanted = os.environ.get("COLUMNS", "")
     if wanted.isascii() and wanted.isdigit() and int(wanted[:6]) > 0:
         return int(wanted[:6])
-    try:  # shutil's would ask the same, but costs a tenth of our start
+    try:  # not by shutil: its import takes a tenth of our start
         return os.get_terminal_size(sys.stdout.fileno()).columns or 80
     except (OSError, ValueError):
         return _PIPED

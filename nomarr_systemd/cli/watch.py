@@ -1,8 +1,8 @@
-"""``nomarrctl status --watch``: the screen stays and follows what happens.
+"""``nomarrctl status --watch``: the status on the screen, drawn again at each change.
 
 The supervisor's events say when to draw again; drawing is the same as without --watch, so what is
 shown never depends on having seen every event. While the supervisor is away, the subscription is
-tried again and again.
+retried.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from nomarr_systemd.operate.overview import Overview, look
 
 _ENTER: Final = "\x1b[?1049h\x1b[?25l"
 _LEAVE: Final = "\x1b[?25h\x1b[?1049l"
-_SOONEST_S: Final = 0.2  # a storm of events is one change of the screen
-_LATEST_S: Final = 1.0  # countdowns and uptimes go on
+_SOONEST_S: Final = 0.2  # many events at once are one change of the screen
+_LATEST_S: Final = 1.0  # so that countdowns and uptimes go on
 _AGAIN_S: Final = 0.5
 _TOPICS: Final = ["worker:*:status", "system:health"]
 
 
 class Feed(threading.Thread):
-    """Subscribes to the supervisor's events, again and again. Only their arrival counts: ``fd``
-    becomes readable."""
+    """Subscribes to the supervisor's events, and again when the connection ends. Each event makes
+    ``fd`` readable; its content is not used."""
 
     def __init__(self, path: str) -> None:
         super().__init__(daemon=True)
@@ -51,7 +51,7 @@ class Feed(threading.Thread):
             with contextlib.suppress(client.NoSupervisor, OSError):
                 for _ in client.subscribe(self._path, _TOPICS):
                     self._ring()
-            self._ring()  # that it left is a change, too
+            self._ring()  # the end of the connection is a change, too
             time.sleep(_AGAIN_S)
 
     def _ring(self) -> None:
@@ -60,7 +60,7 @@ class Feed(threading.Thread):
 
 
 def watch(scope: Scope, names: tuple[str, ...], *, as_json: bool) -> int:
-    """Show the status until the person ends it."""
+    """Show the status until the program is interrupted."""
     if not as_json and not sys.stdout.isatty():
         raise click.UsageError(
             "--watch needs a terminal; with --json it prints a line for each change"
@@ -68,7 +68,7 @@ def watch(scope: Scope, names: tuple[str, ...], *, as_json: bool) -> int:
     feed = Feed(scope.paths.live)
     show = _Lines() if as_json else _Screen()
     with _signals() as wake:
-        feed.start()  # after the signals: they are for this thread
+        feed.start()  # after the handlers are set: they run in this thread
         try:
             with show:
                 _follow(scope, names, feed.fd, wake, show)
@@ -95,13 +95,13 @@ def _follow(
 
 
 def _wait(feed: int, wake: int, began: float) -> None:
-    """Until something happened and the screen has stood for a moment, or for long enough."""
+    """Wait for an event, at least _SOONEST_S and at most _LATEST_S after the last drawing."""
     ends = began + _LATEST_S
     while (left_s := ends - time.monotonic()) > 0:
         ready, _, _ = select.select([wake, feed], [], [], left_s)
         if wake in ready:
             os.read(wake, 4096)
-            return  # the terminal has another size: at once
+            return  # the terminal was resized: draw at once
         if ready:
             os.read(feed, 65536)
             ends = min(ends, max(time.monotonic(), began + _SOONEST_S))
@@ -119,7 +119,7 @@ class _Screen:
 
     def show(self, overview: Overview | NomarrError) -> None:
         columns, rows = _size()
-        columns -= 1  # in the last one a terminal waits to wrap, and erases what it should not
+        columns -= 1  # erasing to the end of a full line would erase its last character
         lines = _compose(overview, columns)
         if len(lines) > rows:
             hidden = len(lines) - rows + 1
@@ -132,7 +132,7 @@ class _Screen:
 
 
 class _Lines:
-    """One JSON document in each line, for each change; that time passes is none."""
+    """Prints a JSON document in one line for each change; passing time is no change."""
 
     def __init__(self) -> None:
         self._shown: object = None
@@ -149,7 +149,7 @@ class _Lines:
         else:
             workers = [view.to_json() for view in overview.views]
             document = {"supervisor": bool(overview.supervisor), "workers": workers}
-        # Time passes in every line; that alone is no change.
+        # Durations change all the time: compare without them.
         steady = json.dumps(document, default=str)
         if isinstance(overview, Overview):
             steady = json.dumps([document["supervisor"], [_steady(each) for each in workers]])
@@ -188,14 +188,14 @@ def _compose(overview: Overview | NomarrError, columns: int) -> list[str]:
 
 @contextlib.contextmanager
 def _signals() -> Iterator[int]:
-    """A descriptor that is readable when the terminal was resized; SIGTERM ends us as Ctrl-C does,
+    """Yield a descriptor that is readable after a resize; SIGTERM and SIGHUP end us as Ctrl-C does,
     so that the terminal is left as it was."""
 
     def end(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
     def note(_number: int, _frame: FrameType | None) -> None:
-        """The descriptor says it."""
+        """Do nothing: the descriptor becomes readable by itself."""
 
     reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)

@@ -38,7 +38,7 @@ NO_SUCH_RUN = 4
     "--html",
     type=click.Path(dir_okay=False, allow_dash=True),
     metavar="FILE",
-    help="Write a page that needs nothing else; - is standard output.",
+    help="Write a self-contained HTML page to FILE; - is standard output.",
 )
 @click.option(
     "--json", "as_json", is_flag=True, help="Print JSON, for scripts: schema nomarr.why/1."
@@ -69,8 +69,8 @@ def why(scope: Scope, component: str, invocation: str, html: str | None, as_json
 
 
 def _read_config(scope: Scope) -> Config | None:
-    """What is in force, or what the file says if that is closed to this user; None if neither can
-    be read: a post-mortem must not fail for that."""
+    """Return the configuration in force, or the file's if this user may not read that; None if
+    neither can be read: a post-mortem must not fail for that."""
     for read in (scope.read_in_force, scope.read_file):
         with contextlib.suppress(ConfigError):
             return read()
@@ -82,7 +82,7 @@ def _write_page(name: str, page: str) -> None:
         click.echo(page, nl=False)
         return
     try:
-        # It has lines of the journal, which not every user may read.
+        # The page has lines of the journal, which not every user may read.
         fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
         with open(fd, "w", encoding="utf-8") as file:
             file.write(page)

@@ -81,16 +81,16 @@ def restart(scope: Scope, names: tuple[str, ...], as_json: bool) -> int:
     shell_complete=complete_pool,
     help="All workers of this pool (repeatable).",
 )
-@click.option("--start", is_flag=True, help="Start them, too.")
+@click.option("--start", is_flag=True, help="Start the workers, too.")
 @json_option
 @click.pass_obj
 def reset(
     scope: Scope, names: tuple[str, ...], pools: tuple[str, ...], start: bool, as_json: bool
 ) -> None:
-    """Begin a worker's counts again and unmask it, once the cause is mended.
+    """Reset a worker's counts and unmask it, once the cause is mended.
 
-    Window, lifetime and backoff begin at nothing; the history stays. The worker is not started
-    unless --start says so. With --pool, also what was held because its pool failed.
+    Window, lifetime and backoff begin at zero; the history stays. The worker is not started
+    without --start. With --pool, the failure of the pool itself is cleared, too.
     """
     if not names and not pools:
         raise click.UsageError("name the workers to reset, or a pool with --pool")
@@ -103,9 +103,9 @@ def reset(
 @json_option
 @click.pass_obj
 def reconcile(scope: Scope, as_json: bool) -> None:
-    """Find failures and effects that were left undone, and finish them.
+    """Find failures that are not booked and decisions that are not carried out; finish both.
 
-    This happens by itself, also after every boot; by hand it is never wrong.
+    A timer does this every hour and after every boot; it is always safe to run it by hand.
     """
     before, after = controlling.reconcile(scope, scope.read_in_force())
     if as_json:
@@ -120,7 +120,7 @@ def reconcile(scope: Scope, as_json: bool) -> None:
 
 def _print(report: acts.Report, as_json: bool) -> None:
     for warning in report.warnings:
-        warn(warning, "the journal has one")
+        warn(warning, "the journal has a record of it")
     if as_json:
         workers = [
             {"component": each.worker.component_id, "result": each.word} for each in report.results

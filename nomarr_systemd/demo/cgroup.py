@@ -1,4 +1,4 @@
-"""Cgroups as places to put processes in and to end them by; their limits are systemd's."""
+"""Cgroups: find them, kill every process in one, remove it. Limits are set by systemd."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def find_hierarchies() -> list[str]:
 
 
 def kill(cgroup: str) -> None:
-    """SIGKILL to every process in it and below, until there is none; each end is waited for."""
+    """Send SIGKILL to every process in the cgroup and below; return when none is left."""
     while pids := set(_find_pids(cgroup)):
         opened = {}
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 opened[pid] = os.pidfd_open(pid)
-        # Once more: a pid may have become another's before its descriptor was open.
+        # Read again: a pid may have been reused before its descriptor was opened.
         still = set(_find_pids(cgroup))
         for pid, pidfd in opened.items():
             with contextlib.suppress(ProcessLookupError):
@@ -57,7 +57,7 @@ def remove(cgroup: str) -> None:
 
 
 def list_delegated(cgroup: str) -> Iterator[str]:
-    """What a user must own of a cgroup to make others in it."""
+    """Yield the paths that a user must own to make cgroups in this one."""
     yield cgroup
     for name in ("cgroup.procs", "cgroup.threads", "cgroup.subtree_control", "tasks"):
         path = os.path.join(cgroup, name)

@@ -1,7 +1,7 @@
-"""A systemd of one's own: a private user manager, for the demo and for tests.
+"""A lab: a private user manager of systemd, for the demo and for tests.
 
 It runs in a mount namespace with an empty /run, with a journal and in a cgroup of its own, so that
-it neither sees nor touches the machine's; ending it ends every process that it ever started.
+it neither sees nor touches the machine's systemd; its end ends every process that it started.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from typing import Final, Self
 from nomarr_systemd.core.errors import NomarrError
 from nomarr_systemd.demo import cgroup
 
-SYSTEMD: Final = "/lib/systemd"  # everywhere, also where /usr is not merged
+SYSTEMD: Final = "/lib/systemd"  # right also where /usr is not merged
 START_TIMEOUT_S: Final = 20.0
 _PREFIX: Final = "nomarr-lab-"
-# A process joins its cgroups before it becomes anything else.
+# A process joins its cgroups before it executes its program.
 _JOIN: Final = """
 for cgroup in $CGROUPS; do echo $$ > "$cgroup/cgroup.procs" || exit 100; done
 unset CGROUPS
 """
-# /run has nothing in it but what says "systemd is there"; what the machine would start for a user
-# is hidden; sandboxes find what they hide files behind; the journal is in memory and not the
-# kernel's.
+# /run has only the directory by which programs detect systemd. Units that the machine would start
+# for a user are hidden. Sandboxes find systemd's inaccessible files under /run. The journal is kept
+# in memory and has no messages of the kernel.
 _MOUNT: Final = """
 mount -t tmpfs tmpfs /run && mkdir -p /run/systemd/system /run/systemd/journald.conf.d || exit 101
 for directory in /etc/systemd/user /usr/lib/systemd/user/*.wants; do
@@ -53,7 +53,7 @@ _BECOME: Final = 'exec "$@"'
 
 
 class LabError(NomarrError):
-    """The private systemd does not start, or what was asked of it failed."""
+    """The private systemd does not start, or a command in it failed."""
 
     code = "lab"
 
@@ -65,7 +65,7 @@ class LabUnavailable(LabError):
 
 
 class Lab:
-    """One private manager; use it as a context. ``uid`` runs it as a plain user."""
+    """One private manager; use it as a context. With a ``uid`` it runs as that user."""
 
     def __init__(self, *, uid: int = 0) -> None:
         self.uid = uid
@@ -79,11 +79,11 @@ class Lab:
         return self
 
     def begin(self) -> None:
-        """Until the manager is ready. Nothing is left if that fails."""
+        """Start the manager and wait until it is ready. Nothing is left if that fails."""
         _check_capabilities()
         if not is_mapped(self.uid):
             raise LabUnavailable(
-                f"uid {self.uid} is not to be had in this user namespace", hint="run it as root"
+                f"uid {self.uid} is not mapped in this user namespace", hint="run it as root"
             )
         sweep()
         # Short, because the path of a socket has 107 characters at most.
@@ -105,7 +105,7 @@ class Lab:
 
     @property
     def runtime(self) -> str:
-        """systemd's %t in the lab; the outside sees it, too."""
+        """systemd's %t in the lab; it is visible from outside, too."""
         return f"{self.directory}/run"
 
     @property
@@ -119,12 +119,12 @@ class Lab:
 
     @property
     def log_file(self) -> str:
-        """What was said before there was a journal."""
+        """The output of both programs before the journal is there."""
         return f"{self.directory}/start.log"
 
     @property
     def environment(self) -> dict[str, str]:
-        """That of everything in the lab."""
+        """The environment of every program in the lab."""
         return {
             "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
             "LANG": "C.UTF-8",
@@ -135,7 +135,7 @@ class Lab:
 
     @property
     def pid(self) -> int:
-        """The manager's."""
+        """The pid of the manager."""
         if self._manager is None:
             raise LabError("the lab was not started")
         return self._manager.pid
@@ -143,7 +143,7 @@ class Lab:
     def run(
         self, command: Sequence[str], *, check: bool = True, timeout_s: float = 60.0
     ) -> subprocess.CompletedProcess[str]:
-        """Run a program inside: the lab's /run, environment and user."""
+        """Run a program in the lab: with its /run, environment and user."""
         enter = ["nsenter", f"--target={self.pid}", "--mount", "--"]
         done = subprocess.run(
             [*enter, *self._as_user(), *command],
@@ -173,7 +173,7 @@ class Lab:
 
     def end(self) -> None:
         """Kill everything in the lab and remove every trace; may be called twice."""
-        for process in (self._manager, self._journald):  # first, lest it restarts what dies
+        for process in (self._manager, self._journald):  # first: it must not restart what dies
             if process is not None:
                 process.kill()
                 process.wait()
@@ -203,7 +203,7 @@ class Lab:
                     hint="in a container, run it with --privileged or --cgroupns=private",
                 ) from error
             self.cgroups.append(place)
-            # Two below it: a cgroup that has controllers below may have no process of its own.
+            # Two below it: a cgroup with controllers for those below may have no processes itself.
             for part in ("journald", "manager"):
                 os.mkdir(os.path.join(place, part))
         if self.uid:
@@ -232,7 +232,7 @@ class Lab:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    start_new_session=True,  # a Ctrl-C is for us to handle
+                    start_new_session=True,  # Ctrl-C is to reach only us
                 )
 
             script = _JOIN + _MOUNT + _BECOME
@@ -256,15 +256,15 @@ class Lab:
 
 
 def go_where_a_lab_can_be(arguments: Sequence[str]) -> None:
-    """Root is there. A plain user goes on, with these arguments, in a namespace where they are
-    root over their own, in a cgroup that their own manager hands over; then this does not return.
+    """Return if this is root. For a plain user, execute ``arguments`` as root of a new user
+    namespace, in a cgroup that the user's own manager delegates; then this does not return.
     """
     if os.geteuid() == 0:
         return
     runtime = os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
     if not os.path.exists(f"{runtime}/systemd/private"):
         raise LabUnavailable(
-            "neither root nor a systemd manager of yours is there",
+            "this needs root, or a systemd user manager of your own",
             hint="run it as root, or log in; loginctl enable-linger keeps your manager running",
         )
     namespace = ["unshare", "--user", "--map-root-user", "--mount", "--"]
@@ -278,14 +278,14 @@ def go_where_a_lab_can_be(arguments: Sequence[str]) -> None:
 
 
 def is_mapped(uid: int) -> bool:
-    """Whether there is such a user here; in a user namespace there may be only root."""
+    """True if there is such a user here; a user namespace may have only root."""
     with open("/proc/self/uid_map", encoding="ascii") as file:
         ranges = [tuple(map(int, line.split())) for line in file]
     return any(first <= uid < first + count for first, _, count in ranges)
 
 
 def sweep() -> None:
-    """End and remove what labs left whose owners were killed."""
+    """Kill the processes and remove the files of labs whose owner was killed."""
     for parent in cgroup.find_hierarchies():
         for name in os.listdir(parent):
             owner, _, end = name.removeprefix(_PREFIX).partition("-")
@@ -316,7 +316,7 @@ def _check_capabilities() -> None:
 def _wait_until_ready(
     program: str, ready: socket.socket, process: subprocess.Popen[bytes], log_file: str
 ) -> None:
-    """Until the program says READY=1, as to the systemd that would have started it."""
+    """Wait until the program sends READY=1 to the socket, as it would to systemd."""
     ends = time.monotonic() + START_TIMEOUT_S
     pidfd = os.pidfd_open(process.pid)
     try:
@@ -339,7 +339,7 @@ def _wait_until_ready(
         case None:
             raise LabError(f"{program} is not ready after {START_TIMEOUT_S:g} s: {said}")
         case status:
-            raise LabError(f"{program} left with status {status}: {said}")
+            raise LabError(f"{program} exited with status {status}: {said}")
 
 
 def _walk(directory: str) -> Iterator[str]:

@@ -36,7 +36,7 @@ class DemoFailed(NomarrError):
 
 
 class Stage:
-    """A lab with an installation of ours."""
+    """A lab with an installation of nomarr-systemd."""
 
     def __init__(self, lab: Lab, config: str, show: Show) -> None:
         self.lab = lab
@@ -61,11 +61,13 @@ class Stage:
     def check(self, holds: bool, claim: str) -> None:
         """Show the claim as checked, or raise DemoFailed."""
         if not holds:
-            raise DemoFailed(f"not so: {claim}", hint="please report this with the output above")
+            raise DemoFailed(
+                f"this does not hold: {claim}", hint="please report this with the output above"
+            )
         self._show("tick", claim)
 
     def ctl(self, *arguments: str, check: bool = True) -> str:
-        """What nomarrctl prints for a user in the lab."""
+        """Run nomarrctl --user in the lab and return what it prints."""
         source = os.path.dirname(os.path.dirname(os.path.abspath(nomarr_systemd.__file__)))
         code = (
             f"import sys; sys.path.insert(0, {source!r});"
@@ -77,7 +79,7 @@ class Stage:
             done = self.lab.run(command, check=False, timeout_s=2 * PATIENCE_S)
             if not check or not done.returncode:
                 return done.stdout
-            # On a slow disk others hold the store for seconds: retry, as a person would.
+            # On a slow disk another process may lock the store for seconds: retry.
             if "stayed locked" not in done.stderr or time.monotonic() > ends:
                 said = f"nomarrctl {arguments[0]}: exit status {done.returncode}"
                 raise DemoFailed(said, hint=done.stderr.strip())
@@ -115,7 +117,7 @@ class Stage:
     def said_by(self, instance: str) -> list[str]:
         """The journal of a worker: its own lines, systemd's and the controller's about it.
 
-        A journal of root's does not know the units of a private manager by name, only its cgroups.
+        A journald of root does not know the units of a private manager by name, only its cgroups.
         """
         unit = parse_component(instance).unit
         lines = []
@@ -142,7 +144,7 @@ class Stage:
         return found
 
     def _explain(self, instances: tuple[str, ...]) -> str:
-        parts = ["this is what the journal has of it; please report it with all of the output"]
+        parts = ["the journal has these lines; please report them with all of the output"]
         for instance in instances:
             state = self.show(instance, "ActiveState") or "unknown"
             parts.append(f"--- {instance}, which is {state}:")

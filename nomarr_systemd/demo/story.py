@@ -19,7 +19,7 @@ from nomarr_systemd.systemd.unit_files import find_data
 
 SCAN = """\
 #!/bin/sh
-# Broken until it is mended.
+# It fails until the file $DEMO_MENDED is there.
 [ -e "$DEMO_MENDED" ] || { echo "cannot find the music library" >&2; exit 1; }
 exec 3>"$NOMARR_HEALTH_PIPE"
 systemd-notify --ready
@@ -59,11 +59,11 @@ backoff_base_s = 0.1
 Environment = ["DEMO_MENDED={directory}/mended"]
 """
 TAGGERS: Final = ("tag-0", "tag-1")
-LINES: Final = 5  # shown of each section of what ``why`` says
+LINES: Final = 5  # shown of each section of the report of ``why``
 
 
 def tell(show: Show) -> None:
-    """Play all of it; DemoFailed if a claim does not hold. Nothing is left behind."""
+    """Run every chapter; DemoFailed if a claim does not hold. Nothing is left behind."""
     show("chapter", "A private systemd is started; that of this machine is left alone.")
     with Lab() as lab:
         directory = lab.directory
@@ -77,7 +77,7 @@ def tell(show: Show) -> None:
         story.look_back()
         story.stop()
     if os.path.exists(directory):
-        raise DemoFailed(f"not so: nothing is left; there is {directory}")
+        raise DemoFailed(f"this does not hold: nothing is left; there is {directory}")
     show("tick", "everything was torn down, nothing is left")
 
 
@@ -137,7 +137,7 @@ class Story(Stage):
         )
 
     def crash(self) -> None:
-        self.say("One file crashes whoever decodes it: a bug in a library, SIGSEGV.")
+        self.say("One file crashes any worker that decodes it: a bug in a library, SIGSEGV.")
         [path] = self._list("deadly", "crash")
         self.command("nomarrctl jobs add --pool tag music/deadly/crash.wav")
         self._add(path)
@@ -166,7 +166,7 @@ class Story(Stage):
         self.check("killed by SIGSEGV" in said, f"it names the signal{place}")
 
     def hang(self) -> None:
-        self.say("Another makes it wait for ever. The process lives, and so do its threads.")
+        self.say("Another file makes a worker wait for ever. Its process and its threads live on.")
         [path] = self._list("deadly", "hang")
         self.command("nomarrctl jobs add --pool tag music/deadly/hang.wav")
         self._add(path)
@@ -178,7 +178,7 @@ class Story(Stage):
         name, run = _run_of(death)
         self.check(
             self._tell_decision(name, run).kind == "watchdog",
-            "systemd's watchdog ended it: it is told of progress, not of a live thread",
+            "systemd's watchdog ended it: a ping means progress, not just a live thread",
         )
         self.wait(
             lambda: any("_wait_for_ever" in line for line in self.said_by(name)),
@@ -186,9 +186,7 @@ class Story(Stage):
             name,
         )
         self.check(True, "the journal has its stack, down to the line that waits")
-        self.explain(
-            "The file goes back into the queue; the next one to try it will be caught, too."
-        )
+        self.explain("The file goes back into the queue; the next worker to try it is caught, too.")
 
     def fail(self) -> None:
         self.say("The scanner is broken and dies at once, again and again, since the beginning.")
@@ -212,7 +210,7 @@ class Story(Stage):
         )
 
     def mend(self) -> None:
-        self.say("Somebody mends the scanner.")
+        self.say("The scanner is mended.")
         with open(f"{self._directory}/mended", "w", encoding="utf-8"):
             pass
         self.command("nomarrctl reset --start scan-0")
@@ -221,7 +219,7 @@ class Story(Stage):
         self.check(True, "it is unmasked, its counts begin again, it runs and is healthy")
 
     def look_back(self) -> None:
-        self.say("What became of it all.")
+        self.say("What became of all files and workers.")
         self._wait_for_jobs(self._list("deadly"), "quarantined")
         self._wait_until_healthy(*TAGGERS, "scan-0")
         self.command("nomarrctl jobs list --pool tag")
@@ -233,7 +231,7 @@ class Story(Stage):
         self.check(
             [statuses.count(word) for word in ("done", "error", "quarantined")] == counts
             and len(statuses) == sum(counts),
-            "every file has its end: none is lost, none is stuck, and all workers are well",
+            "every file has a final status, none is lost or stuck, and all workers are healthy",
         )
 
     def stop(self) -> None:
@@ -245,7 +243,7 @@ class Story(Stage):
                 f"{name} is inactive",
                 name,
             )
-        self.check(True, "all three have finished what they did and left")
+        self.check(True, "all three have finished their work and exited")
 
     def _list(self, kind: str, begins: str = "") -> list[str]:
         folder = f"{self._music}/{kind}"
@@ -277,8 +275,8 @@ class Story(Stage):
         self.wait(look, f"{', '.join(names)}: healthy", *names)
 
     def _tell_decision(self, name: str, run: str) -> Record:
-        """What is on record about a death; and what the journal has, where systemctl status
-        shows it."""
+        """Show the decision about a death as the journal has it; return the record of the
+        ledger."""
         said = self.wait(
             lambda: self.decision(name, run),
             f"the decision about {name} is in the journal",
@@ -290,8 +288,8 @@ class Story(Stage):
         )
 
     def _ask_why(self, names: str, *arguments: str) -> str:
-        """What ``why`` says, once the journal has what it is to name. The lab's is root's: a plain
-        user is told the rest."""
+        """Return what ``why`` prints, once it contains ``names``. A plain user cannot read the
+        lab's journal: then the first output is returned."""
 
         def ask() -> str:
             said = self.ctl("why", *arguments)
@@ -304,7 +302,7 @@ class Story(Stage):
 
 
 def _run_of(death: dict[str, str]) -> tuple[str, str]:
-    """Whose and which: the worker's name and its invocation."""
+    """Return the worker's instance and its invocation."""
     return parse_component(death["component_id"]).instance, death["invocation"]
 
 
@@ -321,7 +319,7 @@ def _sections(report: str, *wanted: str) -> str:
     for section in rest:
         title, *lines = section.split("\n")
         if title.startswith(wanted):
-            # Of several threads the one that it happened in.
+            # Of several threads, show the one that crashed.
             at = next((n for n, line in enumerate(lines) if "Current thread" in line), 0)
             kept += [title, *lines[at : at + LINES], *["  …"] * (at + LINES < len(lines))]
     return "\n".join(kept)

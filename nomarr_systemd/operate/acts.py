@@ -51,7 +51,7 @@ class _Act:
         self._warnings: list[str] = []
 
     def record(self, workers: Sequence[Component], action: str, text: str = "") -> None:
-        """Put it in the ledger before it is done. It is done without a store, too."""
+        """Put the act on record before it is done. Without a store, warn and go on."""
         try:
             if workers:
                 controlling.note(self.scope, self.config, workers, action, self.by, text)
@@ -79,7 +79,7 @@ def pause(scope: Scope, config: Config, workers: Sequence[Component], tell: Tell
     """Let workers finish their job and keep them down. Returns when they are down or resumed."""
     act = _Act(scope, config, "pause")
     with controlling.alone(scope):
-        # The hold comes first: whatever dies from here on stays down.
+        # The hold comes first: a worker that dies from here on stays down.
         new = [worker for worker in workers if act.holds.pause(worker, act.by)]
         act.record(new, "pause")
         units = [*map(timer_of, workers), *(each.unit for each in workers)]
@@ -113,7 +113,7 @@ def resume(scope: Scope, config: Config, workers: Sequence[Component]) -> Report
         for worker in paused:
             act.holds.begin_resume(worker)
         act.queue("start", good)
-        for worker in paused:  # a kill before this, and it is resumed once more
+        for worker in paused:  # if killed before this, the next resume does it again
             act.holds.end_resume(worker)
     act.add(good, "resumed", log=True)
     act.add(masked, "masked", "has failed for good: nomarrctl reset --start")
@@ -165,7 +165,7 @@ def reset(
     pools: Sequence[str] = (),
     start: bool = False,
 ) -> Report:
-    """Let counts begin again and unmask; ``pools`` have not failed any more."""
+    """Reset the counts of workers and unmask them; clear the failure of ``pools``."""
     act = _Act(scope, config, "reset")
     units = [worker.unit for worker in workers]
     with controlling.alone(scope):
@@ -197,5 +197,5 @@ def _tell_supervisor(scope: Scope, workers: Sequence[Component]) -> None:
     batch = client.Batch(scope.paths.live)
     for worker in workers:
         if batch.is_silent or monotonic_ms() > ends:
-            return  # it does not answer; when it comes back it asks systemd
+            return  # the supervisor does not answer; at its next start it asks systemd
         batch.ask({"op": "reset", "component": worker.component_id})

@@ -1,7 +1,7 @@
 """``apply`` as a plan that can be shown, and the plan carried out.
 
 If it is killed anywhere, the next apply completes it: files and leftovers of workers are compared
-again, and a file lists the workers that still run with old settings until they do not.
+again, and a file lists the workers that are still to be restarted with their new settings.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Plan(NamedTuple):
     gone: list[Component]
     restart: dict[Component, str]
     start: list[Component]
-    concerns: list[store_check.Concern]  # about the store; one that is bad is refused
+    concerns: list[store_check.Concern]  # about the store; apply refuses a bad one
 
     def __bool__(self) -> bool:
         parts = (self.changes, self.settings_differ, self.gone, self.restart, self.start)
@@ -55,7 +55,7 @@ class Plan(NamedTuple):
 
 
 def make_plan(scope: Scope, config: Config) -> Plan:
-    """Compare; nothing is changed."""
+    """Compare the configuration with what is installed; nothing is changed."""
     _check_users(scope, config)
     directory = scope.unit_directory
     changes = unit_files.plan(config, directory, scope.paths, libexec=scope.libexec)
@@ -87,7 +87,7 @@ def make_plan(scope: Scope, config: Config) -> Plan:
 
 
 def _check_users(scope: Scope, config: Config) -> None:
-    """ConfigError unless every pool's user is there, and systemd can run workers as it."""
+    """ConfigError unless every pool's user exists, and systemd can run workers as that user."""
     for pool in config.pools:
         if not pool.user:
             continue
@@ -106,8 +106,8 @@ def _check_users(scope: Scope, config: Config) -> None:
 
 
 def carry_out(scope: Scope, plan: Plan, say: Callable[[str], None], tell: Tell) -> None:
-    """Do all of it, or refuse it before anything is changed. ``say`` takes a line for each step
-    that is done, ``tell`` one that says how far a wait has got."""
+    """Carry out the plan, or refuse it before anything is changed. ``say`` takes a line for each
+    step that is done, ``tell`` a line that says how far a wait has got."""
     libexec = scope.libexec
     store_check.refuse(plan.concerns)
     make_directories(scope.paths)
@@ -124,7 +124,7 @@ def carry_out(scope: Scope, plan: Plan, say: Callable[[str], None], tell: Tell) 
         if plan.restart:
             owed = {worker.instance: run for worker, run in plan.restart.items()}
             write_durably(_owed_file(scope), json.dumps(owed).encode(), mode=0o644)
-        # Before their drop-ins are gone, and with them how long a stop may take.
+        # Before their drop-ins are removed, which have the timeout of a stop.
         _stop(scope, manager, plan.gone, say, tell)
         unit_files.install(plan.changes)
         resolved = json.dumps(plan.config.to_dict()).encode()
@@ -150,7 +150,7 @@ def _stop(
     names = [*map(timer_of, gone), *(worker.unit for worker in gone)]
     queue("stop", names, user=scope.user)
     wait_for(manager, gone, lambda _, facts: is_down(facts), "stopping", tell)
-    # Before the ledger forgets them: a failed unit that it does not know is a failure to book.
+    # Before their accounts are removed: a failed unit without one would be booked as a failure.
     manager.reset_failed([worker.unit for worker in gone])
     say(f"stopped: {_list(gone)}")
 
@@ -191,7 +191,7 @@ def _start(scope: Scope, manager: Manager, workers: list[Component]) -> None:
 
 
 def _wait_for_pipes(scope: Scope, config: Config, tell: Tell) -> None:
-    """Until every worker has its pipe: systemd 252 calls a reload done when it was asked for."""
+    """Wait until every worker has its pipe: systemd 252 does not wait for the end of a reload."""
     ends = time.monotonic() + PIPES_S
     for worker in config.components():
         while not os.path.exists(f"{scope.paths.health}/{worker.instance}"):
@@ -218,7 +218,7 @@ def _alone(scope: Scope) -> Iterator[None]:
 
 
 def _read_before(scope: Scope) -> Config | None:
-    """What was applied before; None at first, or if it is damaged: then it is replaced."""
+    """Return what was applied before; None if there is nothing, or if it is damaged."""
     try:
         return read_applied(scope.paths)
     except ConfigError as error:

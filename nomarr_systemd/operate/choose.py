@@ -41,8 +41,8 @@ def choose_one(config: Config, name: str) -> Component:
     found = choose(config, [name])
     if len(found) != 1:
         raise BadName(
-            f"the pool {name} has {len(found)} workers, and one is wanted",
-            hint=f"say which, for example {found[0].instance}" if found else "",
+            f"the pool {name} has {len(found)} workers, and this command takes one",
+            hint=f"name one of them, for example {found[0].instance}" if found else "",
         )
     return found[0]
 
@@ -70,5 +70,5 @@ def _unknown(config: Config, name: str) -> NoSuchWorker:
     return NoSuchWorker(
         f"there is no worker or pool {quote(name)}",
         hint=ask_for(name, names)
-        or (f"configured are, with their workers: {pools}" if pools else "none are configured"),
+        or (f"pools, with their number of workers: {pools}" if pools else "none are configured"),
     )

@@ -1,5 +1,5 @@
-"""All that people's acts need of the controller: its lock, its ledger, its reconciler. The only
-module here that knows how the controller is made.
+"""What nomarrctl needs of the controller: its lock, its ledger, its reconciler. The only module of
+this package that imports the controller.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Unfinished(NamedTuple):
 
 @contextmanager
 def alone(scope: Scope) -> Iterator[None]:
-    """Keep the controller from acting meanwhile; waits until it has finished what it does."""
+    """Hold the controller's lock, so that it does not act; wait first until it has finished."""
     with locked(scope.paths.lock):
         yield
 
@@ -47,7 +47,7 @@ def note(
 
 
 def reset_counts(scope: Scope, config: Config, workers: Sequence[Component], by: str) -> None:
-    """Let count, window and backoff of these workers begin again."""
+    """Reset the count, window and backoff of these workers."""
     with _open(scope, config) as site:
         for worker in workers:
             site.ledger.reset(worker.component_id, by=by)
@@ -61,7 +61,7 @@ def forget(scope: Scope, config: Config, workers: Sequence[Component]) -> None:
 
 
 def open_ledger(scope: Scope, config: Config) -> None:
-    """Open the ledger and read a little of it, to see whether that can be done."""
+    """Open the ledger and read a little of it, to check that both are possible."""
     with _open(scope, config) as site:
         site.incidents.incidents()
 
@@ -78,9 +78,9 @@ def is_incident(held: str) -> bool:
 
 
 def end_incidents(scope: Scope, config: Config, pools: Sequence[str], why: str) -> set[str]:
-    """Close the open incidents of these pools and start what they hold; the pools that had one.
+    """Close the open incidents of these pools and start the workers that they hold.
 
-    It takes the controller's lock itself.
+    Returns the pools that had one. It takes the controller's lock itself.
     """
     if not pools:
         return set()
@@ -89,7 +89,7 @@ def end_incidents(scope: Scope, config: Config, pools: Sequence[str], why: str) 
 
 
 def reconcile(scope: Scope, config: Config) -> tuple[int, list[Unfinished]]:
-    """Finish what was left undone: how many decisions were unfinished, and those that still are."""
+    """Finish what was left undone. Return how many decisions that were, and those that are left."""
     with _open(scope, config) as site:
         before = len(site.ledger.unfinished())
         run_reconcile(site)
@@ -107,8 +107,8 @@ def reconcile(scope: Scope, config: Config) -> tuple[int, list[Unfinished]]:
 
 @contextmanager
 def _open(scope: Scope, config: Config) -> Iterator[Site]:
-    """The installation as the controller uses it. Root works with the group of the state
-    directory meanwhile: published accounts are for that group to read."""
+    """Yield the installation as the controller uses it. Meanwhile root has the group of the state
+    directory, since that group reads the published accounts."""
     group = os.getegid()
     with closing(Site(scope.paths, config, Manager(user=scope.user))) as site:
         if not scope.user and os.geteuid() == 0:

@@ -1,5 +1,5 @@
-"""The checks of ``nomarrctl doctor``. Each finds facts and says what mends them, and changes
-nothing; a check that cannot look says why.
+"""The checks of ``nomarrctl doctor``. Each yields facts with the commands that mend them, and
+changes nothing; a check that is not possible says why.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Installation:
 
     @property
     def config(self) -> Config:
-        """What was applied, or always the same ConfigError: NotApplied, or it cannot be read."""
+        """What was applied; raises the same ConfigError each time if it cannot be read."""
         if isinstance(self._applied, ConfigError):
             raise self._applied
         return self._applied
@@ -89,12 +89,12 @@ def examine(scope: Scope) -> list[Finding]:
     """Run every check; before the first apply only the checks in _ALWAYS."""
     it = Installation(scope)
     found: list[Finding] = []
-    told: set[NomarrError] = set()  # several checks may fail of the same
+    told: set[NomarrError] = set()  # several checks may fail with the same error
     for name, check in CHECKS.items():
         if name not in _ALWAYS and not it.is_applied:
             continue
         try:
-            found.extend(Finding(name, *each) for each in check(it))  # also those before an error
+            found.extend(Finding(name, *each) for each in check(it))  # keeps those before an error
         except NomarrError as error:
             closed = isinstance(error.__cause__, PermissionError)
             if error not in told:
@@ -102,7 +102,7 @@ def examine(scope: Scope) -> list[Finding]:
             told.add(error)
         except PermissionError as error:
             mend = f"sudo {it.nomarrctl} doctor"
-            found.append(Finding(name, "warn", f"not for you to look at: {error}", mend))
+            found.append(Finding(name, "warn", f"this user may not check it: {error}", mend))
         except OSError as error:
             found.append(Finding(name, "bad", str(error)))
     return found
@@ -183,9 +183,9 @@ def check_supervisor(it: Installation) -> Found:
     wanted = len(it.workers)
     restart = f"{it.systemctl} restart {SUPERVISOR}"
     if stored < wanted:
-        yield "bad", f"systemd keeps {stored} of its {wanted} pipes", restart
+        yield "bad", f"systemd keeps {stored} of the supervisor's {wanted} pipes", restart
     else:
-        yield "ok", f"systemd keeps {stored} pipes for it", ""
+        yield "ok", f"systemd keeps {stored} pipes for the supervisor", ""
     missing = [each for each in it.workers if not _is_fifo(_pipe(it, each))]
     if missing:
         names = ", ".join(worker.instance for worker in missing[:5])
@@ -211,12 +211,12 @@ def check_failures(it: Installation) -> Found:
         names = []
     bad = [name for name in names if name.endswith(BAD_SUFFIX)]
     if Spool(paths.spool).read()[0]:
-        yield "bad", "failures of a time without the store are not booked yet", reconcile
+        yield "bad", "failures from while the store was away are not booked yet", reconcile
     if bad:
         yield (
             "warn",
-            f"set aside in {paths.spool}: {', '.join(bad[:3])}",
-            "look at them, remove them",
+            f"unreadable failures were set aside in {paths.spool}: {', '.join(bad[:3])}",
+            "inspect them, then remove them",
         )
 
 
@@ -245,7 +245,7 @@ def check_store(it: Installation) -> Found:
         text = f"{parsed.directory} is on {kind}: a reboot forgets every restart"
         yield "bad", text, "set [store] url in nomarr.toml to a disk"
     if machine.share_disk(parsed.directory, f"{parsed.directory}/work"):
-        text = f"jobs lie on the ledger's disk: workers could fill it ({parsed.directory}/work)"
+        text = f"jobs are on the ledger's disk: workers could fill it ({parsed.directory}/work)"
         yield "ok", text, ""
     free = machine.free_bytes(parsed.directory)
     if free < _LEAST_FREE:
@@ -277,7 +277,7 @@ def check_rights(it: Installation) -> Found:
             return
         if os.getuid() and group.gr_gid not in os.getgroups():
             yield "warn", f"you are not in the group {VIEWERS}", f"usermod -aG {VIEWERS} YOUR-NAME"
-    yield "ok", "files and directories belong to whom they should", ""
+    yield "ok", "files and directories have the right owners and modes", ""
 
 
 def check_workers(it: Installation) -> Found:

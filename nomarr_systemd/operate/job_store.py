@@ -1,5 +1,5 @@
-"""The store of the jobs, opened by a person: as its owner, since what root makes there the workers
-could not use.
+"""Opens the jobs' store for nomarrctl, as the owner of its directory: workers could not use files
+that root makes there.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from nomarr_systemd.store.protocol import Store
 
 @contextmanager
 def open_as_owner(settings: StoreSettings) -> Iterator[Store]:
-    """The work store; root is its owner for as long as it is open."""
+    """Yield the work store; root takes the uid of its owner while it is open."""
     user, group, groups = os.geteuid(), os.getegid(), os.getgroups()
     parsed = parse_store_url(settings.url)
     try:
         if isinstance(parsed, SqliteUrl) and user == 0:
-            # Whatever is used as the owner is imported before: the owner may not be able to.
+            # Import now what is used later: the owner may not be able to read these modules.
             import hashlib  # noqa: F401
 
             import nomarr_systemd.store.sqlite.store  # noqa: F401
@@ -40,7 +40,7 @@ def open_as_owner(settings: StoreSettings) -> Iterator[Store]:
 
 
 def forget_pool_failure(settings: StoreSettings, pool: str) -> None:
-    """The pool has not failed, and its crashes count from none again."""
+    """Clear the failure of the pool, and set its count of crashes to zero."""
     with open_as_owner(settings) as store:
         clear_pool(store, pool)
 

@@ -1,6 +1,6 @@
 """What workers leave outside the configuration: files in systemd's directory, masks, links of
-enabled units, accounts, loaded units and timers. An apply finds here what a killed one
-before it did not remove.
+enabled units, accounts, loaded units and timers. By this, apply finds what an interrupted
+apply did not remove.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TIMEOUT_S: Final = 60.0
 
 def find_workers(directory: str, paths: Paths) -> set[Component]:
     """Every worker that left something anywhere, configured or not."""
-    # Not from the pipes: whoever may write there could name any number.
+    # Not from the pipes: a process that may write there could add any number of names.
     names = [*_unit_files(directory), *Holds(paths.hold).instances()]
     names += _loaded(user=paths.user)
     published, _ = list_published(paths.public)
@@ -77,7 +77,7 @@ def _listed(directory: str) -> list[str]:
 
 
 def _loaded(*, user: bool) -> list[str]:
-    """Units that run, wait, or have failed; one that is merely known does not count."""
+    """Return the units that run, wait or have failed; inactive ones are skipped."""
     scope = ["--user"] if user else []
     command = ["systemctl", *scope, "list-units", "--all", "--plain", "--no-legend", "--full"]
     patterns = [f"{UNIT_PREFIX}*{UNIT_SUFFIX}", f"{_RESTART}*"]

@@ -1,5 +1,5 @@
 """Workers as values, gathered from systemd, the published ledger and the supervisor. If one of the
-three is away or damaged, that is said and the rest is there.
+three does not answer or is damaged, a field says so and the others are still filled in.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ FACTS: Final = (
 
 
 class View(NamedTuple):
-    """One worker. ``health``, ``phase``, ``job`` and ``disagreement`` are the supervisor's.
+    """One worker. ``health``, ``phase``, ``job`` and ``disagreement`` come from the supervisor.
 
-    With a ``ledger_problem`` nothing is known of its restarts: all that follows from the ledger
-    is empty.
+    With a ``ledger_problem`` nothing is known of its restarts: fields that come from the ledger
+    are empty.
     """
 
     worker: Component

@@ -31,7 +31,7 @@ def read_settings(texts: Sequence[str]) -> dict[str, Any]:
         key, equals, written = text.partition("=")
         key = key.strip()
         if not equals:
-            raise BadName(f"{quote(text)} sets nothing", hint="write --set max_restarts=3")
+            raise BadName(f"{quote(text)} is not KEY=VALUE", hint="write --set max_restarts=3")
         if key not in settings:
             fault = explain_unknown(key, list(settings))
             hint = fault.suggestion or f"keys are {', '.join(settings)}"
@@ -39,7 +39,7 @@ def read_settings(texts: Sequence[str]) -> dict[str, Any]:
         try:
             value = tomllib.loads(f"value = {written}")["value"]
         except (ValueError, RecursionError):
-            value = written.strip()  # a text without its quotes
+            value = written.strip()  # a text that was written without quotes
         for fault in check(settings[key], value):
             raise BadName(f"--set {key}: {fault.problem}", hint=fault.suggestion)
         found[key] = convert(settings[key], value)

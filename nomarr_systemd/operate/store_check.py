@@ -1,5 +1,5 @@
-"""What makes a configured store unsafe or useless, in one place: ``apply`` refuses what is bad and
-says the rest, ``doctor`` shows both.
+"""Checks of the configured store. ``apply`` refuses a store with a bad concern and warns about the
+others, ``doctor`` shows all of them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from nomarr_systemd.operate.job_store import open_as_owner
 from nomarr_systemd.store.open import import_arango
 from nomarr_systemd.store.protocol import POLICY_LEDGER
 
-_USER: Final = "nomarr"  # whose workers are where the pool names no other
+_USER: Final = "nomarr"  # the user of the workers, unless the pool names another
 
 
 class Concern(NamedTuple):
@@ -31,7 +31,7 @@ class Concern(NamedTuple):
 
 
 def find_concerns(scope: Scope, config: Config) -> list[Concern]:
-    """All that can be seen without opening the store. Nothing is changed."""
+    """Return what is found without opening the store. Nothing is changed."""
     parsed = parse_store_url(config.store.url)
     if isinstance(parsed, SqliteUrl):
         return list(_check_directory(scope, parsed.directory))
@@ -54,7 +54,7 @@ def try_stores(scope: Scope, config: Config) -> Iterator[Concern]:
 
 
 def refuse(concerns: list[Concern]) -> None:
-    """StoreRefused for the first that is bad."""
+    """Raise StoreRefused for the first bad concern."""
     for concern in concerns:
         if concern.level == "bad":
             raise StoreRefused(concern.text, hint=concern.mend)
@@ -78,7 +78,7 @@ def _open_jobs(config: Config) -> bool:
 
 
 def _check_directory(scope: Scope, directory: str) -> Iterator[Concern]:
-    from nomarr_systemd.store.sqlite.file import check_private  # nomarrctl --help needs none
+    from nomarr_systemd.store.sqlite.file import check_private  # late: not for nomarrctl --help
     from nomarr_systemd.store.sqlite.store import FILES
 
     try:
@@ -86,7 +86,7 @@ def _check_directory(scope: Scope, directory: str) -> Iterator[Concern]:
     except StoreRefused as error:
         yield Concern("bad", str(error), error.hint)
     except PermissionError:
-        return  # not for this user to see; root's apply and doctor do
+        return  # this user may not look; apply and doctor check it as root
     work = os.path.dirname(os.path.join(directory, FILES["work"]))
     if not scope.user and directory != scope.paths.state and not os.path.isdir(work):
         mend = f"install -d -o {_USER} -g {_USER} -m 750 {work}"
@@ -108,8 +108,8 @@ def _check_server(config: Config, parsed: ArangoUrl) -> Iterator[Concern]:
 
 
 def _check_passwords(scope: Scope, config: Config) -> Iterator[Concern]:
-    """The ledger's password is for root; that of the jobs for whoever runs the workers. Of a
-    user's own installation all programs are that user's."""
+    """Only root may read the ledger's password; the users of workers must be able to read that
+    of the jobs. In a user's own installation all programs run as that user."""
     store = config.store
     if not store.work_user:
         text = "workers would need the ledger's password: ArangoDB has no user for the jobs"

@@ -30,14 +30,14 @@ def advise(report: Report) -> list[Advice]:
     if witnesses.is_masked and (witnesses.account.failure_reason or "").startswith(POOL_FAILED):
         found.append(
             Advice(
-                "When the cause is mended, begin the counts of its pool again and start it:",
+                "When the cause is mended, reset the counts of its pool and start it:",
                 f"{ours} reset --pool {witnesses.component.pool} --start",
             )
         )
     elif witnesses.is_masked:
         found.append(
             Advice(
-                "When the cause is mended, begin its counts again, unmask and start it:",
+                "When the cause is mended, reset its counts, unmask and start it:",
                 f"{ours} reset --start {instance}",
             )
         )

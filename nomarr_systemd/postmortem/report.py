@@ -1,4 +1,4 @@
-"""The report shown: as JSON, and as text or a page by the two templates."""
+"""Renders a report: as JSON, and by two templates as text or as an HTML page."""
 
 from __future__ import annotations
 

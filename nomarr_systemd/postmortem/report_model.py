@@ -50,7 +50,7 @@ class DeathFacts(NamedTuple):
         return self.kind == "start-job" or (self.kind == "exit" and self.code in _NEVER_RAN)
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields of docs/json.md."""
+        """Return the fields of ``death`` in docs/json.md#why."""
         names = ("invocation", "kind", "code", "line", "at_ms", "run_ms", *self._fields[2:])
         return {name: getattr(self, name) for name in (*names, "never_ran")}
 

@@ -108,7 +108,7 @@ class RunLog(NamedTuple):
     traces: tuple[Trace, ...] = ()
     began_us: int = 0
     ended_us: int = 0
-    result: str = ""  # systemd's words, as core.death takes them
+    result: str = ""  # systemd's values, as core.death takes them
     exit_code: str = ""
     exit_status: str = ""
     memory_peak: int = 0
@@ -208,8 +208,8 @@ def _collect(terms: JournalTerms, entries: list[Entry], began_us: int) -> RunLog
 
 
 def _read_texts(entries: list[Entry]) -> list[list[str]]:
-    """Return the lines of each entry; of many or long ones the last, and cut: one entry may have
-    thousands, and what a worker writes must not take long to read."""
+    """Return the lines of each entry: the last _MAX_LINES of all, each cut to _MAX_TEXT. An entry
+    may have thousands of lines, and a worker must not be able to make this slow."""
     found = []
     left = _MAX_LINES
     for entry in reversed(entries):
@@ -289,7 +289,7 @@ def _make_line(entry: Entry, text: str) -> Line:
 
 
 def _name_status(code: str, status: str) -> str:
-    """Return an exit status as core.death takes it: of a signal the name."""
+    """Return an exit status as core.death takes it: for a signal, its name."""
     is_signal = code in ("killed", "dumped") and status.isdigit()
     return name_signal(_number(status)) if is_signal else status
 

@@ -112,7 +112,7 @@ def _report_death(
 
 
 def judge(witnesses: Witnesses, log: RunLog, record: Record | None, run: str, label: str) -> Death:
-    """Return how the run ended: the class of the ledger, with systemd's words if they are left."""
+    """Return how the run ended: the ledger's class, with systemd's values if still known."""
     if record is not None and record.kind == "start-job":
         return classify("", start_job=True)
     words = ("", "", "")

@@ -1,5 +1,5 @@
-"""What systemd, the published ledger and the supervisor say of a worker now. Each of them may be
-away: then a note says so and the others are still asked. The journal is read by ``run_log``.
+"""What systemd, the published ledger and the supervisor say of a worker now. If one does not
+answer, a note says so and the others are still asked. The journal is read by ``run_log``.
 """
 
 from __future__ import annotations
@@ -81,16 +81,16 @@ def gather(paths: Paths, component: Component) -> Witnesses:
     live = ask_supervisor(paths, component)
     if live is None:
         notes.append(
-            "The supervisor does not answer: frames, health and the job in hand are missing."
+            "The supervisor does not answer: frames, health and the current job are missing."
             f" See systemctl {'--user ' if paths.user else ''}status nomarr-supervisor.service"
         )
-    may_read = os.access(paths.hold, os.X_OK)  # else the note about the ledger says how to get in
+    may_read = os.access(paths.hold, os.X_OK)  # else the ledger's note says how to get access
     hold = Holds(paths.hold).read(component) if may_read else ""
     return Witnesses(component, paths, clock.now(), facts, account, hold, live, tuple(notes))
 
 
 def read_account(paths: Paths, component: Component, notes: list[str]) -> Account:
-    """The account as it is published; an empty one, and a note if that is not the truth."""
+    """Return the published account; if it cannot be read, an empty one, and add a note."""
     account, problem = read_published(paths.public, component)
     if problem:
         notes.append(problem)
@@ -121,7 +121,7 @@ def read_frames(witnesses: Witnesses, run: str) -> list[dict[str, Any]]:
 
 
 def ask_label(witnesses: Witnesses, run: str) -> tuple[str, str]:
-    """Return the supervisor's label for a run that it ended itself, and the job in hand."""
+    """Return the supervisor's label for a run that it ended itself, and the run's job."""
     request = {
         "op": "label",
         "component": witnesses.component.component_id,
@@ -164,13 +164,15 @@ def _find_asked(records: list[Record], asked: str) -> tuple[str, Record | None]:
     found = [each for each in records if each.invocation and each.invocation.startswith(text)]
     runs = {each.invocation.partition("#")[0] for each in found}
     if len(runs) > 1:
-        raise BadName(f"{clean(asked, 40)} begins {len(runs)} invocations", hint="write more of it")
+        raise BadName(
+            f"{len(runs)} invocations begin with {clean(asked, 40)}", hint="write more of it"
+        )
     if found:
         exact = [each for each in found if each.invocation == text]
         run_itself = [each for each in found if "#" not in each.invocation]
         record = (exact or run_itself or found)[-1]
         return record.invocation, record
-    run, _ = split_invocation(text)  # the journal may still have a run that the ring has not
+    run, _ = split_invocation(text)  # the journal may have a run that the ledger has dropped
     return run, None
 
 

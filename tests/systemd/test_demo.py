@@ -75,7 +75,7 @@ def test_a_claim_that_does_not_hold_fails_the_demo(temporary: Path, tmp_path: Pa
     change = "story.CONFIG = story.CONFIG.replace('backoff_base_s = 0.1', 'backoff_base_s = 0.05')"
     done = run(temporary, tmp_path, change)
     assert done.returncode == 1, done.stdout + done.stderr
-    assert "not so: each twice the one before, five of them" in done.stderr
+    assert "this does not hold: each twice the one before, five of them" in done.stderr
 
 
 def test_a_wait_in_vain_shows_the_worker(temporary: Path, tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def test_all_is_well(site: Installation) -> None:
     done = site.ctl("doctor")
     assert "✓ configuration: applied" in done.stdout
     assert "✓ supervisor: the supervisor answers" in done.stdout
-    assert "✓ supervisor: systemd keeps 2 pipes for it" in done.stdout
+    assert "✓ supervisor: systemd keeps 2 pipes for the supervisor" in done.stdout
     assert "✓ units: systemd accepts every unit" in done.stdout
 
 
@@ -100,7 +100,7 @@ def test_each_fault_has_its_mend(site: Installation) -> None:
         ("tag-1 is masked, and the ledger does not know why", "nomarrctl --user reset tag-1"),
         ("1 failure waiting to be booked", "nomarrctl --user reconcile"),
         (f"{site.state}/hold can be changed by others", f"chmod go-w {site.state}/hold"),
-        ("systemd keeps 0 of its 2 pipes", "restart nomarr-supervisor.service"),
+        ("systemd keeps 0 of the supervisor's 2 pipes", "restart nomarr-supervisor.service"),
     ):
         assert text in found
         assert mend in found[text]
