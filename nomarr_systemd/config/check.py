@@ -36,7 +36,7 @@ from nomarr_systemd.core.ids import MAX_INDEX, Component, check_pool, parse_comp
 from nomarr_systemd.core.policy import Rules
 from nomarr_systemd.core.text import ask_for, quote, show, spell
 
-MAX_WORKERS = MAX_INDEX + 1  # of all pools: the supervisor's store keeps a descriptor of each
+MAX_WORKERS = MAX_INDEX + 1  # of all pools: systemd stores a file descriptor for each
 SECTIONS = ("store", "policy", "health", "web", "pool", "worker")
 
 Path = tuple[str | int, ...]
@@ -63,12 +63,12 @@ HEALTH_ORDER = (
 
 
 class ConfigChecker:
-    """One pass over the document; collects ``faults`` and goes on with what is good."""
+    """Reads the document once; collects ``faults`` and continues with the valid values."""
 
     def __init__(self, store: StoreSettings) -> None:
         self.faults: list[tuple[Path, Fault]] = []
         self._store = store
-        self._refused: set[Path] = set()  # tables and values left out: nothing follows from them
+        self._refused: set[Path] = set()  # faulty tables and values, left out of later checks
 
     def read(self, document: Table) -> Config:
         """The configuration; valid only if no faults were found."""

@@ -80,13 +80,13 @@ class _Scanner:
             path += (key,)
             self.lines.setdefault(path, line)
             if path in self._tables:
-                path += (self._tables[path] - 1,)  # the last of them is meant
+                path += (self._tables[path] - 1,)  # the key refers to the last of them
         path += (keys[-1],)
         if array:
             self.lines.setdefault(path, line)
             self._tables[path] = self._tables.get(path, 0) + 1
             path += (self._tables[path] - 1,)
-        self.lines[path] = line  # a table's own header counts, also after [table.below.it]
+        self.lines[path] = line  # a table's own header, also after [table.below.it]
         return path
 
     def _read_assignment(self, table: Path) -> Path:
@@ -205,6 +205,6 @@ def _explain_syntax(text: str, error: ValueError | RecursionError) -> Mistake:
     what = message[: place.start()]
     last = text.rstrip().count("\n") + 1
     # tomllib says "Cannot …" of a key or a table that is given again
-    again = "the same key or table may stand there twice" if what.startswith("Cannot") else ""
+    again = "the same key or table may be defined twice" if what.startswith("Cannot") else ""
     column = f" (column {place['column']})" if place["column"] else ""
     return Mistake(int(place["line"] or last), "", f"not TOML: {what}{column}", again)

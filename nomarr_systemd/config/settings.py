@@ -42,7 +42,7 @@ class Setting(NamedTuple):
     above: bool = False
     words: tuple[str, ...] = ()
     form: Callable[[str], object] | None = None
-    help: str = ""  # for the manual: what it sets, without the sentence's first capital and its end
+    help: str = ""  # for the manual: what it sets, without capital and full stop
 
     def wants(self) -> str:
         """What is allowed, as the end of a message that says "is not"."""
@@ -101,7 +101,7 @@ def check_hosts(text: str) -> None:
 # fmt: off
 POLICY = (
     Setting("max_restarts", "whole", 0, 100,
-            help="restarts allowed within the window; the failure after them is one too many"),
+            help="restarts allowed within the window; on_exhausted applies to the next failure"),
     Setting("window_s", "number", 0, YEAR_S, above=True,
             help="length of the sliding window in seconds"),
     Setting("max_lifetime_restarts", "whole", 0, 1_000_000,
@@ -113,9 +113,9 @@ POLICY = (
     Setting("backoff_max_s", "number", 0, DAY_S,
             help="the longest backoff; also that of a restart decided while the store is away"),
     Setting("backoff_jitter", "number", 0, 1,
-            help="share of itself by which a backoff may be longer or shorter"),
+            help="fraction by which a backoff may be longer or shorter, at random"),
     Setting("stable_after_s", "number", 0, YEAR_S,
-            help="seconds of running after which a worker's next backoff is the first again"),
+            help="seconds of running after which a worker's next backoff is backoff_base_s again"),
     Setting("on_exhausted", "word", words=get_args(OnExhausted),
             help="when the window is full: mask the unit, or restart when it has room again"),
     Setting("never_restart", "statuses", 0, 255,
@@ -131,28 +131,28 @@ HEALTH = (
     Setting("max_misses", "whole", 1, 1000,
             help="misses in a row after which the worker is killed"),
     Setting("min_recovery_s", "number", 0, DAY_S,
-            help="seconds that a worker which says it is recovering gets at least"),
+            help="least seconds that a worker gets after it reports that it is recovering"),
     Setting("max_recovery_s", "number", 0, DAY_S, above=True,
-            help="seconds that it gets at most, from its first frame that says so"),
+            help="most seconds that a worker gets to recover, from its first such report"),
     Setting("max_unhealthy_s", "number", 0, DAY_S,
-            help="seconds after which a worker that calls itself unhealthy is killed (0: never)"),
+            help="seconds after which a worker that reports unhealthy is killed (0: never)"),
     Setting("stall_timeout_s", "number", 0, DAY_S,
             help="seconds without progress before a Python worker stops pinging the "
                  "watchdog (0: it never stops)"),
     Setting("snapshot_interval_s", "number", 0.1, DAY_S,
             help="seconds between two records of the workers' health in the store"),
     Setting("gpu_health_max_age_s", "number", 0, DAY_S,
-            help="seconds after which what the store says of the GPU is ignored"),
+            help="seconds after which the GPU's health in the store is ignored"),
 )
 STORE = (
     Setting("url", "text", form=parse_store_url,
             help="a directory on this host, or arangodb+tls://USER@HOST:PORT,HOST:PORT/DATABASE"),
     Setting("password_file", "path",
-            help="a file with the ledger's password for ArangoDB, and nothing else; root's alone"),
+            help="a file with only the ledger's password for ArangoDB, readable by root alone"),
     Setting("ca_file", "path",
             help="the certificates to trust for arangodb+tls, instead of the system's"),
     Setting("work_user", "text",
-            help="another user of ArangoDB, for jobs and history; required there"),
+            help="another user of ArangoDB, for jobs and history; required with ArangoDB"),
     Setting("work_password_file", "path",
             help="a file with the password of work_user, which workers may read"),
 )
@@ -164,7 +164,7 @@ WEB = (
             help="other names by which the page is reached, with spaces between; requests with "
                  "another Host are refused"),
     Setting("token_file", "path",
-            help="a file with the token that clients must send, and nothing else; or give the "
+            help="a file with only the token that clients must send; or give the "
                  "credential nomarr-web.token to nomarr-web.service"),
 )
 POOL = (
@@ -175,7 +175,7 @@ POOL = (
     Setting("command", "command",
             help="instead of entrypoint: any program that keeps the worker contract"),
     Setting("user", "text", form=check_user,
-            help="the user that these workers run as, instead of nomarr; it must be there"),
+            help="the user that these workers run as, instead of nomarr; it must exist"),
     Setting("watchdog_s", "number", SHORTEST_S, DAY_S,
             help="seconds without WATCHDOG=1 after which systemd kills a worker"),
     Setting("stop_timeout_s", "number", SHORTEST_S, DAY_S,
@@ -184,7 +184,7 @@ POOL = (
             help="seconds without a job after which a Python worker is to free its "
                  "models (0: never)"),
     Setting("claim_timeout_s", "number", 0, DAY_S, above=True,
-            help="seconds after which the job of a worker that vanished unseen is settled"),
+            help="seconds after which the job of a worker is settled whose end was not seen"),
     Setting("crash_policy", "word", words=get_args(CrashPolicy),
             help="what becomes of a job when its worker dies"),
     Setting("crash_max_retries", "whole", 0, 1_000_000,
@@ -268,7 +268,7 @@ def _check_statuses(setting: Setting, items: list[object]) -> Iterator[Fault]:
             least, most = setting.least, setting.most
             yield Fault(f"{show(item)} is not an exit status from {least} to {most}", at=(n,))
         elif item in seen:
-            yield Fault(f"{item} stands there twice", at=(n,))
+            yield Fault(f"{item} is listed twice", at=(n,))
         else:
             seen.add(item)
 

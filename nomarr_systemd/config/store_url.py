@@ -105,9 +105,9 @@ def _parse_arango(rest: str, *, tls: bool) -> ArangoUrl:
             hint="take it out; set password_file, or give it as a systemd credential",
         )
     if not _USER.fullmatch(user):
-        raise _bad("there is no user before the @, or it has signs that a user cannot have")
+        raise _bad("there is no user before the @, or it has characters that a user cannot have")
     if not _DATABASE.fullmatch(database):
-        raise _bad("after the hosts and a / stands the name of a database: letters, digits, _ or -")
+        raise _bad("after the hosts, write / and the name of a database: letters, digits, _ or -")
     hosts = places.split(",")
     return ArangoUrl(user, tuple(_parse_host(hosts, n) for n in range(len(hosts))), database, tls)
 

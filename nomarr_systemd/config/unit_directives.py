@@ -1,7 +1,7 @@
 """``[pool.NAME.unit]``: which systemd directives a pool may set, and which are reserved.
 
-A directive that is not in the table is allowed; whether systemd knows it is for
-``systemd-analyze verify`` to say. They are rendered into a drop-in by ``systemd.unit_files``.
+A directive that is not in the table is allowed; ``systemd-analyze verify`` checks whether systemd
+knows it. Directives are rendered into a drop-in by ``systemd.unit_files``.
 """
 
 from __future__ import annotations
@@ -40,39 +40,39 @@ OWNED = (
     Owned("RestartPreventExitStatus", "the restart policy decides", "set never_restart"),
     Owned("Restart*", "systemd must not restart what the restart policy decides", "set [policy]"),
     Owned("StartLimit*", "the restart policy is the only limit", "set max_restarts and window_s"),
-    Owned("OnFailure*", "it is how the controller hears of a failure"),
-    Owned("OnSuccess*", "what follows a worker's end is the controller's to say"),
-    Owned("FailureAction*", "what follows a failure is the restart policy's to say"),
-    Owned("SuccessAction*", "what follows a worker's end is the controller's to say"),
+    Owned("OnFailure*", "it reports failures to the controller"),
+    Owned("OnSuccess*", "the controller decides what follows a worker's end"),
+    Owned("FailureAction*", "the restart policy decides what follows a failure"),
+    Owned("SuccessAction*", "the controller decides what follows a worker's end"),
     Owned("CollectMode", "a failed unit must stay until its failure is booked"),
     Owned("WatchdogSec", "it is made from the pool's settings", "set watchdog_s"),
     Owned("WatchdogSignal", "SIGABRT leaves every thread's stack in the journal"),
     Owned("TimeoutStopSec", "it is made from the pool's settings", "set stop_timeout_s"),
-    Owned("TimeoutSec", "it sets the start's and the stop's at once", "set stop_timeout_s"),
+    Owned("TimeoutSec", "it sets the timeouts of start and stop", "set stop_timeout_s"),
     Owned("TimeoutStartSec", "a worker extends it while it loads", "set startup_timeout_s"),
-    Owned("Timeout*", "the times between a signal and the next are the design's"),
-    Owned("RuntimeMax*", "systemd would call its own stop an asked one, and nobody restart it"),
-    Owned("OOMPolicy", "any other than kill runs ExecStop=, which looks like an asked stop"),
+    Owned("Timeout*", "the times between two signals are fixed"),
+    Owned("RuntimeMax*", "the worker would look stopped on request and stay stopped"),
+    Owned("OOMPolicy", "any value but kill runs ExecStop=, as a requested stop does"),
     Owned("KillMode", "a stop lets the worker finish its job, then ends its children"),
     Owned("KillSignal", "SIGTERM is how a worker is asked to finish"),
     Owned("FinalKillSignal", "after the stop timeout nothing less than SIGKILL helps"),
-    Owned("SendSIG*", "which signals a worker gets is the worker contract's to say"),
-    Owned("RefuseManual*", "operator and controller start and stop workers by hand"),
+    Owned("SendSIG*", "the worker contract says which signals a worker gets"),
+    Owned("RefuseManual*", "operator and controller start and stop workers"),
     Owned("PartOf", "a worker is stopped with nomarr-workers.target"),
-    Owned("ConditionPathExists", "it is how pause and hold keep a worker down"),
+    Owned("ConditionPathExists", "pause and hold prevent a start by it"),
     Owned("Slice", "all workers are in nomarr.slice", "limit the pool, e.g. with MemoryMax"),
     Owned("LogExtraFields", "it marks the worker's journal entries"),
     Owned("LogNamespace", "post-mortems read the worker's entries from the default journal"),
-    Owned("User", "it would not get its pipe", "set user of [pool.NAME]"),
+    Owned("User", "the worker could not open its health pipe", "set user of [pool.NAME]"),
     Owned("Group", "workers run as the group of the package", "set SupplementaryGroups"),
     Owned("DynamicUser", "workers run as the user of the package"),
     Owned("RuntimeDirectory*", "it could take the pipes' or the controller's directory away"),
-    Owned("StateDirectory*", "it could hand the controller's ledger to the worker"),
+    Owned("StateDirectory*", "it could give the controller's ledger to the worker"),
     Owned("FileDescriptorStore*", "only the supervisor keeps descriptors"),
-    Owned("WantedBy", "nomarrctl apply says what starts", "set workers"),
-    Owned("RequiredBy", "nomarrctl apply says what starts", "set workers"),
-    Owned("UpheldBy", "nomarrctl apply says what starts", "set workers"),
-    Owned("Also", "nomarrctl apply says what starts", "set workers"),
+    Owned("WantedBy", "nomarrctl apply decides what starts", "set workers"),
+    Owned("RequiredBy", "nomarrctl apply decides what starts", "set workers"),
+    Owned("UpheldBy", "nomarrctl apply decides what starts", "set workers"),
+    Owned("Also", "nomarrctl apply decides what starts", "set workers"),
     Owned("Alias", "a worker has one name"),
 )
 # An empty text clears what the unit itself sets; these may only be added to.

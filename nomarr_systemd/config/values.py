@@ -1,6 +1,6 @@
 """The configuration as values: what the file says, with every default filled in and every override
-merged. ``file`` reads TOML and ``check`` finds mistakes; here it only becomes JSON and comes back,
-which is all that the resident programs read.
+merged. ``file`` reads TOML and ``check`` finds mistakes; this module converts to JSON and back. The
+resident programs read only that JSON.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class StoreSettings(NamedTuple):
 
 
 class WebSettings(NamedTuple):
-    """``[web]``: where the page is served, and to whom."""
+    """``[web]``: where the page is served, its host names, and the file of its token."""
 
     listen: str = "127.0.0.1:8765"
     hosts: str = ""  # names by which the page is reached, besides those of the address
@@ -45,7 +45,7 @@ class Pool(NamedTuple):
     workers: int = 1
     entrypoint: str = ""
     command: tuple[str, ...] = ()
-    user: str = ""  # of the system; empty: the package's own for workers
+    user: str = ""  # of the system; empty: the package's user for workers
     watchdog_s: float = 30.0
     stop_timeout_s: float = 90.0
     idle_evict_s: float = 300.0

@@ -1,1 +1,1 @@
-"""The only modules that touch the machine: its clock, its files and, later, its systemd."""
+"""The machine: its clocks, its files, its users, and the paths of an installation."""

@@ -1,5 +1,5 @@
-"""Which files another user may read: tried as that user, so that modes, groups, access control
-lists and the directories above all count.
+"""Check whether another user may read a file. It is tried as that user, so that modes, groups,
+access control lists and parent directories count.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ _TIMEOUT_S: Final = 10.0
 
 
 def may_read(path: str, user: str, groups: Sequence[str] = ()) -> bool:
-    """True if ``user``, with these groups besides its own, may read the file, or owns it and so
-    could. Only root can ask; False if there is no such user."""
+    """True if ``user``, with these groups besides its own, may read the file, or owns it and
+    could permit it. Only root can call this; False if there is no such user."""
     import grp
     import pwd
     import subprocess  # nomarrctl needs these for this alone

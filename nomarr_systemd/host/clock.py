@@ -1,4 +1,4 @@
-"""The machine's three clocks, read together."""
+"""The machine's clocks: wall time, and time since boot with the id of the boot."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from nomarr_systemd.core.time import Moment
 
 
 def wall_ms() -> int:
-    """Milliseconds since 1970, by the clock on the wall."""
+    """Milliseconds since 1970, by the system clock."""
     return time.time_ns() // 1_000_000
 
 
@@ -24,6 +24,6 @@ def now() -> Moment:
 
 @cache
 def read_boot_id() -> str:
-    """The kernel's random name of this boot, 32 hex digits."""
+    """The kernel's random id of this boot, 32 hex digits."""
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         return file.read().strip().replace("-", "")

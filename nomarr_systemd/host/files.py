@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, also after a power cut; and the one lock."""
+"""Files that are written whole or not at all, also after a power cut; and locks on files."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def write_durably(path: str, content: bytes, *, mode: int = 0o600) -> None:
 
 
 def share(fd: int, directory: str) -> None:
-    """Open a file of ours to the group, if its directory is the group's to write (2770), as that
-    of the jobs, which workers of several users and the supervisor use."""
+    """Make a file of ours writable for the group if its directory is (2770). The directory of
+    the jobs is: workers of several users and the supervisor share it."""
     shared = stat.S_ISGID | stat.S_IWGRP
     facts = os.fstat(fd)
     is_shared = os.stat(directory).st_mode & shared == shared

@@ -13,7 +13,7 @@ from nomarr_systemd.host.files import remove, sync_directory, write_durably
 
 PAUSED: Final = "paused by "
 UNREADABLE: Final = "its hold cannot be read: "
-# The condition does not look for this name; it remembers that a start is still to follow.
+# The unit's condition ignores this name; the file records that a start is still to follow.
 _RESUMING: Final = ".resuming"
 _MAX_TEXT: Final = 500
 
@@ -38,13 +38,13 @@ class Holds:
             return f"{UNREADABLE}{error.strerror} ({self._path(worker)})"
 
     def hold(self, worker: Component, why: str) -> None:
-        """Hold it for a reason of the controller's."""
+        """Hold the worker for a reason that the controller gives."""
         os.makedirs(self._directory, 0o755, exist_ok=True)
         text = clean(why, _MAX_TEXT)
         write_durably(self._path(worker), f"{text}\n".encode("utf-8", "replace"), mode=0o644)
 
     def pause(self, worker: Component, by: str) -> bool:
-        """Hold it for a person; False if it is paused already."""
+        """Hold the worker for a person; False if it is paused already."""
         if self.read(worker).startswith(PAUSED):
             return False
         self.hold(worker, f"{PAUSED}{by}")
@@ -57,7 +57,7 @@ class Holds:
         return resuming or self.read(worker).startswith(PAUSED)
 
     def begin_resume(self, worker: Component) -> None:
-        """Let it start, and remember that the start is still to follow."""
+        """Let the worker start, and record that the start is still to follow."""
         path = self._path(worker)
         if os.path.exists(path):
             os.rename(path, path + _RESUMING)
@@ -68,7 +68,7 @@ class Holds:
         remove(self._path(worker) + _RESUMING)
 
     def release(self, worker: Component) -> None:
-        """Remove a hold of the controller's; a pause stays, and so does what cannot be read."""
+        """Remove a hold made by the controller; pauses and unreadable holds stay."""
         why = self.read(worker)
         if why and not why.startswith((PAUSED, UNREADABLE)):
             remove(self._path(worker))

@@ -1,6 +1,6 @@
-"""The kernel's inotify, as far as watching the names in one directory needs it.
+"""The part of the kernel's inotify that watches the names in one directory.
 
-Python has no binding of its own; three calls of the C library are all there is to it.
+Python has no binding of its own; two functions of the C library are enough.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class DirectoryWatch:
             raise error
 
     def read(self) -> set[str] | None:
-        """The names that changed since the last call, or None: some were lost, look at all.
+        """The names that changed since the last call, or None if some were lost: then check all.
 
         FileNotFoundError when the directory itself is gone.
         """

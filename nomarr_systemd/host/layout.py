@@ -1,5 +1,5 @@
 """The paths of an installation, and functions that create what no package has created: for a user,
-the demo, a test. The system's come from packaging/nomarr.tmpfiles and the package.
+the demo, a test. The system's are created by the package and by packaging/nomarr.tmpfiles.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 SYSTEM_STATE: Final = "/var/lib/nomarr"
 WORKER_USER: Final = "nomarr"  # of workers whose pool names no other
 VIEWERS: Final = "nomarr-view"  # the group that may read
-LIBEXEC: Final = "/usr/lib/nomarr-systemd"  # where a package has the programs
+LIBEXEC: Final = "/usr/lib/nomarr-systemd"  # where a package installs the programs
 # The programs that the units name, and the module whose main() each one runs.
 PROGRAMS: Final = {
     "nomarr-supervisor": "nomarr_systemd.supervisor.main",
@@ -20,8 +20,8 @@ PROGRAMS: Final = {
     "nomarr-worker": "nomarr_systemd.worker.main",
     "nomarr-web": "nomarr_systemd.web.main",
 }
-# Our own programs need nothing of ``site``, which may take as long as all the rest; a worker may,
-# and the page needs the packages that are found by it.
+# Our own programs do not need ``site``, whose import may take as long as all the rest; a worker may
+# need it, and nomarr-web needs the packages that it finds.
 _OPTIONS: Final = {"nomarr-worker": "", "nomarr-web": " -I"}
 _PROGRAM: Final = """\
 #!{python}{options}
@@ -46,7 +46,7 @@ class Paths(NamedTuple):
 
     @property
     def failures(self) -> str:
-        """The FIFO by which the hook wakes the controller; PID 1 holds it."""
+        """The FIFO by which the hook wakes the controller; PID 1 keeps it open."""
         return f"{self.runtime}/nomarr/failures"
 
     @property
@@ -56,12 +56,12 @@ class Paths(NamedTuple):
 
     @property
     def untold(self) -> str:
-        """Deaths that are booked and that the supervisor has not answered for."""
+        """Deaths that are booked and that the supervisor has not confirmed yet."""
         return f"{self.runtime}/nomarr/untold"
 
     @property
     def lock(self) -> str:
-        """Locked by whoever decides or acts about workers: controller, reconciler, nomarrctl."""
+        """Locked by programs that decide or act on workers: controller, reconciler, nomarrctl."""
         return f"{self.runtime}/nomarr/lock"
 
     @property
@@ -71,12 +71,12 @@ class Paths(NamedTuple):
 
     @property
     def run_state(self) -> str:
-        """What the supervisor must know after it was killed."""
+        """The state that the supervisor reads after it was killed."""
         return f"{self.runtime}/nomarr-supervisor/memory"
 
     @property
     def live(self) -> str:
-        """The supervisor's socket; PID 1 holds it."""
+        """The supervisor's socket; PID 1 keeps it open."""
         return f"{self.runtime}/nomarr/live.sock"
 
     @property

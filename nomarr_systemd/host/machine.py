@@ -19,8 +19,8 @@ UNKNOWN: Final = "unknown"  # the name of a host that has no machine-id
 
 
 def is_clock_synchronised() -> bool | None:
-    """What the kernel has been told, by whichever program keeps the time; None: not known."""
-    import ctypes  # the controller needs this module and not this
+    """True if the kernel's clock is synchronised, by any program; None if that is not known."""
+    import ctypes  # imported here: the controller does not need it
 
     try:
         libc = ctypes.CDLL(None, use_errno=True)
@@ -31,7 +31,7 @@ def is_clock_synchronised() -> bool | None:
 
 
 def filesystem_of(path: str) -> str:
-    """The kind of filesystem that a path is on; empty if that cannot be told."""
+    """The kind of filesystem that a path is on; empty if it is not known."""
     path = os.path.realpath(path)
     best, kind = "", ""
     try:
@@ -48,7 +48,7 @@ def filesystem_of(path: str) -> str:
 
 
 def is_volatile(path: str) -> bool:
-    """Whether a reboot empties the path."""
+    """True if a reboot deletes what is in the path."""
     return filesystem_of(path) in _VOLATILE
 
 
@@ -58,7 +58,7 @@ def free_bytes(path: str) -> int:
 
 
 def share_disk(path: str, other: str) -> bool:
-    """Whether what is written to one takes room from the other."""
+    """True if both paths are on one filesystem and share its free space."""
     try:
         return os.stat(path).st_dev == os.stat(other).st_dev
     except OSError:
@@ -66,13 +66,13 @@ def share_disk(path: str, other: str) -> bool:
 
 
 def is_journal_persistent() -> bool:
-    """Whether journald writes to the disk: Storage=auto does once the directory is there."""
+    """True if journald writes to the disk: Storage=auto does so if the directory exists."""
     return os.path.isdir("/var/log/journal") and bool(os.listdir("/var/log/journal"))
 
 
 def systemd_version() -> int:
-    """0 if there is none."""
-    import subprocess  # the controller needs this module and not this
+    """The number of systemd's version; 0 if it is not known."""
+    import subprocess  # imported here: the controller does not need it
 
     try:
         done = subprocess.run(
@@ -91,11 +91,11 @@ def host_of(url: str) -> str:
     """This host's name in a store that several share; empty for a store of one host.
 
     It is made from the machine-id, which is to stay on its host (machine-id(5)), as systemd makes
-    ids for an application: the same on this host for ever, and nobody can go back from it.
+    ids for an application: it never changes, and the machine-id cannot be computed from it.
     """
     if isinstance(parse_store_url(url), SqliteUrl):
         return ""
-    import hmac  # the controller of a single host needs this module and not this
+    import hmac  # imported here: a store of one host does not need it
 
     try:
         with open("/etc/machine-id", encoding="ascii") as file:

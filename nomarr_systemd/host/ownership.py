@@ -1,7 +1,7 @@
-"""Who else may change a place: what root keeps in a directory must not be for others to replace.
+"""Find paths that other users may change: they must not be able to replace root's files.
 
-Root and our own user are trusted, nobody else; that holds for the directory and for every parent
-of it, since whoever may write a parent can put another directory in its place.
+Only root and our own user are trusted; that holds for the directory and for every parent of it,
+since a user that may write a parent can put another directory in its place.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _ALL_IDS: Final = 2**32 - 1
 
 
 class Exposed(NamedTuple):
-    """A path that others may change, and the command that ends that."""
+    """A path that others may change, why, and the command that prevents it."""
 
     path: str
     why: str
@@ -36,7 +36,7 @@ def find_exposed(directory: str) -> Exposed | None:
         if exposed is not None:
             return exposed
         if not stat.S_ISDIR(facts.st_mode):
-            continue  # of a link the owner counts; whatever else it is, it holds no files
+            continue  # a link counts by its owner only; anything else holds no files
         is_sticky = bool(facts.st_mode & stat.S_ISVTX) and not is_last
         if not is_sticky and _may_be_written(facts):
             return Exposed(path, f"others than its owner may write {path}", f"chmod go-w {path}")
@@ -59,8 +59,8 @@ def find_exposed_file(path: str) -> Exposed | None:
 
 
 def _walk(directory: str) -> Iterator[tuple[str, os.stat_result, bool]]:
-    """Yield each directory and link on the way, and whether it is the last; stop where the path
-    does."""
+    """Yield each directory and link on the way, and whether it is the last; stop at the first
+    part that does not exist."""
     todo = [part for part in reversed(directory.split("/")) if part]
     path, links = "/", 0
     yield path, os.lstat(path), not todo
@@ -96,16 +96,16 @@ def _find_foreign(path: str, facts: os.stat_result) -> Exposed | None:
 
 
 def _may_be_written(facts: os.stat_result) -> bool:
-    """True if others may write it. The group that has only us in it is not others; an access
-    control list shows in the group's bits."""
+    """True if others may write it. A group that has only our user in it does not count; an
+    access control list shows in the group's bits."""
     if facts.st_mode & stat.S_IWOTH:
         return True
     return bool(facts.st_mode & stat.S_IWGRP) and not _is_private(facts.st_gid)
 
 
 def _is_private(gid: int) -> bool:
-    """True if it is our own group, as many systems make one for each user."""
-    import grp  # no usual path needs them
+    """True if the group is our user's own: many systems create one for each user."""
+    import grp  # rarely needed
     import pwd
 
     try:
@@ -116,8 +116,8 @@ def _is_private(gid: int) -> bool:
 
 
 def _is_outside(uid: int) -> bool:
-    """True if the user has no number in our user namespace: whoever made it answers for that.
-    The system's programs are in none of their own."""
+    """True if the user has no id in our user namespace: such users are left to the creator of the
+    namespace. The system's programs run in the first namespace, where every user has an id."""
     with open("/proc/sys/kernel/overflowuid", encoding="ascii") as file:
         if uid != int(file.read()):
             return False
@@ -126,7 +126,7 @@ def _is_outside(uid: int) -> bool:
 
 
 def _name_user(uid: int) -> str:
-    import pwd  # no usual path needs it
+    import pwd  # rarely needed
 
     try:
         return pwd.getpwuid(uid).pw_name

@@ -1,6 +1,6 @@
 """The options of the resident programs.
 
-Read by hand: importing ``argparse`` takes longer than everything that is done with them.
+They are parsed without ``argparse``, whose import takes longer than the parsing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ PLACES: Final = "[--runtime=DIRECTORY] [--state=DIRECTORY] [--user]"
 
 
 def parse_options(argv: Sequence[str], flags: Sequence[str] = ()) -> tuple[Paths, set[str]] | None:
-    """The places that the options name, and the flags given; None if one is not understood."""
+    """The paths that the options name, and the flags given; None if an option is unknown."""
     runtime, state, given = "/run", SYSTEM_STATE, set()
     for argument in argv:
         name, _, value = argument.partition("=")

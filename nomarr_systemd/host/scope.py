@@ -52,7 +52,7 @@ class Scope(NamedTuple):
 
     @property
     def libexec(self) -> str:
-        """Where the programs are: the package's, or for a user without it their own."""
+        """The directory of the programs: the package's, or else the user's own."""
         if not self.user or os.path.exists(f"{LIBEXEC}/nomarr-supervisor"):
             return LIBEXEC
         return f"{self.paths.state}/libexec"
@@ -67,13 +67,13 @@ def make_scope(config_file: str | None, *, user: bool) -> Scope:
 
 
 def name_person() -> str:
-    """The person at the terminal, for the record; sudo tells who became root."""
+    """The person that runs this program, for the record; under sudo, the user that called sudo."""
     uid = os.getuid()
     try:
         name = pwd.getpwuid(uid).pw_name
     except KeyError:
         name = "?"
     other, number = os.environ.get("SUDO_USER"), os.environ.get("SUDO_UID", "?")
-    if uid == 0 and other:  # set by another user it would prove nothing
+    if uid == 0 and other:  # any other user could set it to anything
         return f"{escape(other)[:40]} (uid {escape(number)[:10]}), by sudo"
     return f"{name} (uid {uid})"

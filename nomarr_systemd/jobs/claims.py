@@ -1,8 +1,8 @@
-"""Claims: which run has which job in hand. The insert of a key
-that is derived from the job decides.
+"""Claims: which run works on which job. The key of a claim is derived from the job, and the store
+accepts only one insert of a key.
 
-A claim is inserted before the job is marked as running and deleted after the job has its end. A
-kill in between leaves the claim, and the claim names the run.
+A claim is inserted before the job is marked as running and deleted after the job's end is recorded.
+A kill in between leaves the claim, and the claim names the run.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class End(NamedTuple):
 class Claims:
     """The queue of one pool as one run of one worker sees it. May raise StoreUnavailable.
 
-    A single worker takes jobs in the order of keys. One that collides with others chooses at
-    random among more jobs, the more the more it collides: else all workers would try to claim the
-    same first job, and all but one would fail, for every job.
+    A worker takes jobs in the order of keys. After each collision with another worker it
+    chooses at random among twice as many jobs: else all workers would try to claim the same first
+    job, and all but one would fail, for every job.
     """
 
     def __init__(self, store: Store, pool: str, owner: Owner) -> None:

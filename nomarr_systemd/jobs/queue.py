@@ -1,6 +1,6 @@
 """Operations of a person on the queue: add, list, retry, release, prune, count.
 
-None of them changes a job that a worker has in hand.
+None of them changes a job that is running.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from nomarr_systemd.store.protocol import Store
 
 JOBS: Final = "jobs"
 PAGE: Final = 500  # documents per commit: other writers get a turn in between
-MAX_TRIES: Final = 1000  # of many writers one gets through each time
+MAX_TRIES: Final = 1000  # in each try one of the writers succeeds
 _Written = TypeVar("_Written")
 
 
@@ -34,9 +34,9 @@ def now_ms() -> int:
 
 
 def write_again(write: Callable[[], _Written]) -> _Written:
-    """Call ``write``, again whenever another process wrote one of its documents meanwhile.
+    """Call ``write``; retry if another process wrote one of its documents meanwhile.
 
-    StoreUnavailable after MAX_TRIES: in a store of the workers' anything may happen.
+    StoreUnavailable after MAX_TRIES: workers may write anything into this store.
     """
     for _ in range(MAX_TRIES):
         try:
@@ -45,7 +45,7 @@ def write_again(write: Callable[[], _Written]) -> _Written:
             continue
     raise StoreUnavailable(
         f"a document of the jobs was changed {MAX_TRIES} times while it was written",
-        hint="look what else writes the work store; if nothing does, it is damaged: move it away",
+        hint="find what else writes the work store; if nothing does, it is damaged: move it away",
     )
 
 
@@ -105,7 +105,7 @@ def release(store: Store, doc: Doc) -> Doc:
 
 
 def prune(store: Store, pool: str, status: Status, older_than_ms: int) -> int:
-    """Delete jobs in this final status that were last changed earlier; returns how many."""
+    """Delete jobs in this status that did not change for ``older_than_ms``; returns how many."""
     before = now_ms() - older_than_ms
     gone = 0
     old = (doc for doc in walk(store, pool, status) if _is_older(doc, before))
@@ -151,7 +151,7 @@ def _swap(
 
 _HINTS: Final = {
     "pending": "it is in the queue already",
-    "running": "a worker has it in hand",
+    "running": "a worker is processing it",
     "quarantined": "nomarrctl jobs quarantine release ends its quarantine",
     "error": "nomarrctl jobs retry puts it back into the queue",
     "done": "nomarrctl jobs retry puts it back into the queue",

@@ -3,7 +3,7 @@
 The decision is ``core.job.settle``. ``settle`` may be called for the same run any number of times,
 by any process, whatever was killed during an earlier call: it returns the same Outcome. All
 documents are in the work domain, which the supervisor writes. What root does about an Outcome
-(give back restarts, mask workers) is in the controller.
+(refund restarts, mask workers) is in the controller.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ClaimedRun(NamedTuple):
 
 
 def settle(store: Store, pool: Pool, end: RunEnd) -> tuple[Outcome, bool]:
-    """Settle the jobs of a run that has ended; True if that changed anything.
+    """Settle the jobs of a run that has ended; returns the Outcome, and True if anything changed.
 
     May raise StoreUnavailable; then call it again.
     """
@@ -72,7 +72,7 @@ def clear_pool(store: Store, pool: str) -> None:
 def finish_failing(store: Store, pool: str, wall_ms: int) -> None:
     """Fail all work of a pool that has failed, page by page, unless that is done already.
 
-    Called again after a kill: the books say whether it was done.
+    May be called again after a kill: the pool's books record whether it is done.
     """
     failed = _read_books(store, pool).get("failed")
     if not failed or failed.get("done"):
@@ -114,7 +114,7 @@ def _fail_pending(store: Store, pool: str, error: Doc, wall_ms: int) -> None:
             return
         _fail(store, page, error, wall_ms)
     raise StoreUnavailable(
-        f"the queue of {pool} does not become empty", hint="look what else writes the work store"
+        f"the queue of {pool} does not become empty", hint="find the program that adds jobs to it"
     )
 
 

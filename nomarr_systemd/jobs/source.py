@@ -15,15 +15,15 @@ class Source(Protocol):
         """A job that seems to be free; None if there is none."""
 
     def claim(self, job: str) -> bool:
-        """False: another worker was faster."""
+        """Claim a job; False if another worker was faster."""
 
     def complete(self, job: str, result: object) -> None:
-        """``result`` is what ``process`` returned."""
+        """Report that a job is done; ``result`` is what ``process`` returned."""
 
     def fail(self, job: str, error: Exception) -> None: ...
 
     def release(self, job: str) -> None:
-        """The job was not done: any worker may take it again."""
+        """Report that a job was not done: any worker may take it again."""
 
 
 class OwnJobs:

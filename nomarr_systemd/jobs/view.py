@@ -1,5 +1,5 @@
-"""A job as a person is shown it. The work store is the workers': its documents are untrusted, so
-each field has its type here, is one printable line and is cut; nothing here raises.
+"""A job as it is shown to people. Workers write the work store, so its documents are not trusted:
+each field gets its type, is made one printable line and is cut; nothing here raises.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Documents of the ledger, checked before anything is decided by them: a database server may hand
-out what it likes. A document of another shape raises JsonError, and what it says is not quoted.
+"""Checks of the ledger's documents before anything is decided by them: a database server may return
+anything. JsonError if a document has another shape; the error does not quote the document.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def read_account(doc: Mapping[str, Any], component_id: str | None = None) -> Acc
     _check_window(get_dict(doc, "window", {}))
     rows = get_list(doc, "records", [])
     if len(rows) > RING or not all(map(_is_row, rows)):
-        raise JsonError("attribute 'records' has something else than records")
+        raise JsonError("attribute 'records' has items that are not records")
     return book_keeping.from_doc(doc)
 
 
@@ -60,7 +60,7 @@ def read_incident(doc: Mapping[str, Any]) -> Incident:
         _check_component(name)
     for pair in get_list(doc, "refunds"):
         if not isinstance(pair, list) or len(pair) != 2:
-            raise JsonError("attribute 'refunds' is not all pairs")
+            raise JsonError("attribute 'refunds' has items that are not pairs")
         _check_component(pair[0])
         _check_word(pair[1])
     return Incident.from_doc(doc)
@@ -79,7 +79,7 @@ def _check_window(window: Mapping[str, Any]) -> None:
         _check_word(boot_id)
         row = get_list(window, boot_id)  # invocation, wall time and boot time of each restart
         if len(row) % 3 or len(row) > 3 * RING + 3:
-            raise JsonError("attribute 'window' has a row of no triples")
+            raise JsonError("attribute 'window' has a row that is not triples")
         for word in row[0::3]:
             _check_word(word)
         _check_numbers(row[1::3])
@@ -88,7 +88,7 @@ def _check_window(window: Mapping[str, Any]) -> None:
 
 def _check_moment(moment: list[Any]) -> None:
     if len(moment) != 3:
-        raise JsonError("a moment has not three parts")
+        raise JsonError("a moment does not have three parts")
     _check_numbers((moment[0], moment[2]))
     _check_word(moment[1])
 
@@ -101,14 +101,14 @@ def _is_row(row: object) -> bool:
 
 @cache
 def _make_row() -> re.Pattern[str]:
-    """What a record looks like; made when it is needed, which a store of one host never does."""
+    """The pattern of a record; compiled when it is first needed."""
     number = r"\|-?[0-9]{1,15}"
     return re.compile(
         r"[0-9]{1,15}\|[^|]*\|[a-z-]{1,40}\|[^|]*"  # attempt, invocation, action, kind
         rf"{number}{number}{number}\|[^|]*{number}"  # code, delay, wall time, boot, time since it
         rf"\|(?:{'|'.join(EFFECTS)})(?:{number}|\|)"  # effect, length of the run
         rf"{5 * number}(?:{number}|\|)"  # evidence
-        r"\|.*",  # text, who, and what a newer version has added
+        r"\|.*",  # text, person, and fields that a newer version has added
         re.DOTALL,
     )
 
@@ -119,12 +119,12 @@ def _check_component(name: object) -> None:
     except BadName:
         is_plain = False
     if not is_plain:
-        raise JsonError("there is no component id where one belongs")
+        raise JsonError("a component id is missing or malformed")
 
 
 def _check_word(word: object) -> None:
     if not isinstance(word, str) or len(word) > _MAX_WORD:
-        raise JsonError("there is no word where one belongs")
+        raise JsonError("a text is missing or too long")
 
 
 def _check_numbers(numbers: Iterable[object]) -> None:
@@ -134,5 +134,5 @@ def _check_numbers(numbers: Iterable[object]) -> None:
 
 def _check_number(number: object) -> int:
     if type(number) is not int or not -_LARGEST < number < _LARGEST:
-        raise JsonError("there is no sensible number where one belongs")
+        raise JsonError("a number is missing or out of range")
     return number

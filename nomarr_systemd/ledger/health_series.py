@@ -91,7 +91,7 @@ def condense(store: Store, now_ms: int, host: str = "") -> int:
                 _fold(store, component_id, host, last["chunk"], chunk)
                 last["chunk"] = chunk
         _put(store, index)
-    # Last: until here they can be condensed again. Other hosts get an hour to do theirs.
+    # Last: until here samples can be condensed again. Other hosts get an hour to condense theirs.
     store.prune(COLLECTION, "wall_ms", until_ms - (_HOUR_MS if host else 0))
     return len(samples)
 
@@ -148,7 +148,8 @@ def choose_step(since_ms: int, until_ms: int, points: int) -> int:
 
 
 def make_buckets(samples: Iterable[Doc], run: str) -> Iterator[Bucket]:
-    """Samples of one worker, oldest first, by the fine step. ``run`` was the invocation before."""
+    """Group one worker's samples, oldest first, by the fine step. ``run`` is the invocation
+    before the first sample."""
     for start_ms, group in groupby(
         samples, key=lambda sample: sample["wall_ms"] // FINE.step_ms * FINE.step_ms
     ):
@@ -166,8 +167,8 @@ def make_buckets(samples: Iterable[Doc], run: str) -> Iterator[Bucket]:
 
 
 def _first_kept_ms(layer: Layer, now_ms: int) -> int:
-    """The first moment that a layer answers for: the end of a coarse step, after which all of it
-    is kept."""
+    """The first moment that is read from a layer: the end of the coarse step in which its
+    ``keep_ms`` ends."""
     return (now_ms - layer.keep_ms) // COARSE.step_ms * COARSE.step_ms + COARSE.step_ms
 
 
@@ -264,7 +265,7 @@ def _read_index(store: Store, host: str) -> Doc:
 
 
 def _put(store: Store, doc: Doc) -> None:
-    """Only one process of a host condenses; what another one wrote meanwhile is left alone."""
+    """Write a document, unless another process wrote it meanwhile: only one per host condenses."""
     try:
         if "_rev" in doc:
             store.replace(SERIES, doc)

@@ -36,11 +36,11 @@ class IncidentStore:
         return [_read(doc) for doc in self._store.find(_META, where)]
 
     def open(self, incident: Incident) -> Incident:
-        """Open it; if another process has just opened one, return that."""
+        """Open an incident; if another process has just opened one, return that."""
         return self._change(incident.pool, lambda there: _newer(there, incident)) or incident
 
     def add(self, pool: str, member: str) -> Incident | None:
-        """Add a member; None if it is no longer open."""
+        """Add a member; None if the incident is no longer open."""
 
         def change(there: Incident | None) -> Incident | None:
             if there is None or there.closed or member in there.members:
@@ -50,7 +50,7 @@ class IncidentStore:
         return _if_open(self._change(pool, change))
 
     def elect(self, pool: str, canary: str) -> Incident | None:
-        """Set another canary; None if it is no longer open."""
+        """Set another canary; None if the incident is no longer open."""
         return _if_open(
             self._change(
                 pool,

@@ -91,7 +91,7 @@ class Ledger:
                 self.set_effect(*effect)
 
     def refund(self, component_id: str, invocation: str, rules: Rules, why: str) -> Record | None:
-        """Give the restart after this failure back to the window; None if it may not be."""
+        """Refund the restart after this failure to the window; None if that is not allowed."""
         now = self._clock()
         return self._change(
             component_id, lambda account: book_keeping.refund(account, invocation, rules, now, why)
@@ -144,7 +144,7 @@ class Ledger:
     def statistics(self, component_id: str, window_s: float) -> Statistics:
         return book_keeping.statistics(self.account(component_id), window_s, self._clock())
 
-    # The operations of the seeds, by their names
+    # The restart count, the mark of failure, and removal
 
     def get_restart_state(self, component_id: str) -> tuple[int, int | None]:
         """(restart_count, last_restart_wall_ms); (0, None) where there is no record."""
@@ -161,7 +161,7 @@ class Ledger:
         self.reset(component_id)
 
     def mark_failed_permanent(self, component_id: str, failure_reason: str) -> None:
-        """Record that it failed for good and why; the count is kept."""
+        """Record that the worker failed for good, and why; the count is kept."""
         now = self._clock()
         self._change(
             component_id,
@@ -169,7 +169,7 @@ class Ledger:
         )
 
     def mark_failed(self, component_id: str, failure_reason: str, invocation: str) -> None:
-        """Record that this death fails the worker for good; its mask is owed."""
+        """Record that this death fails the worker for good; its unit is still to be masked."""
         now = self._clock()
 
         def change(account: Account) -> tuple[Account, None]:
@@ -193,7 +193,7 @@ class Ledger:
                 continue
 
     def _read(self, doc: Doc, component: str | None = None) -> Account:
-        """Make an account of a document. What a server hands out is checked first; a store of one
+        """Make an account of a document. What a server returns is checked first; a store of one
         host is a file that only its owner can write."""
         if not self._host:
             return book_keeping.from_doc(doc)

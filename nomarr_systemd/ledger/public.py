@@ -42,7 +42,7 @@ class Publisher:
         self.error: Exception | None = None  # why the last publication failed; the commit stands
 
     def publish(self, keys: Iterable[str], current: Callable[[str], str | None]) -> None:
-        """Write what ``current`` reads of each from the store now; None removes the file.
+        """Write the text that ``current(key)`` reads from the store now; None removes the file.
 
         It reads under the lock: of two writers the last one has also read last. A full disk does
         not undo a commit, so errors are kept and logged, not raised, and the store's
@@ -54,7 +54,7 @@ class Publisher:
         self.error = None
         try:
             self._make_directory()
-            # Beside the directory and for its owner alone: a reader must not be able to hold it.
+            # The lock is beside the directory, for its owner only: a reader must not lock it.
             with locked(f"{self.directory}.lock", PATIENCE_S):
                 for key, name in names.items():
                     try:

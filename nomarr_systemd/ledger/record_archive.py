@@ -26,7 +26,7 @@ class Archivist:
     def __init__(self, directory: str, host: str = "") -> None:
         self._directory = directory
         self._host = host
-        self._seen: dict[str, int] = {}  # a file's time of change
+        self._seen: dict[str, int] = {}  # modification times, by file name
 
     def run(self, store: Store) -> int:
         """Archive the records of every account that has changed; returns how many accounts."""

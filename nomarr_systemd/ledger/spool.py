@@ -1,7 +1,8 @@
 """Failures that happened while the store was away: kept as files, booked later, exactly once.
 
 A file is written whole before the worker is restarted, and removed only after its booking is
-durable. A kill in between books it again, and the ledger knows the invocation.
+durable. After a kill in between it is booked again, which changes nothing: the ledger knows the
+invocation.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class Spool:
             ) from error
 
     def read(self) -> tuple[list[Spooled], list[str]]:
-        """Return all entries, oldest first, and the names of files that are none."""
+        """Return all entries, oldest first, and the names of files that are not entries."""
         entries, bad = [], []
         try:
             names = os.listdir(self.directory)
@@ -140,7 +141,7 @@ def _decode(content: bytes, invocation: str) -> Spooled:
     split_invocation(entry.death.invocation)
     # Half a surrogate pair, which JSON can write and no store can keep, is a UnicodeEncodeError.
     if not set(entry.at.boot_id) <= set("0123456789abcdef"):
-        raise ValueError("the moment names no boot")
+        raise ValueError("the moment has no boot id")
     for text in (entry.death.kind, entry.death.held, entry.death.incident, entry.decision.reason):
         text.encode()
     if entry.death.invocation != invocation or entry.decision.action not in DECISIONS:

@@ -1,1 +1,1 @@
-"""Where documents live: one small protocol, SQLite for one host, ArangoDB for several."""
+"""Document stores: one protocol, SQLite for one host, ArangoDB for several."""

@@ -38,8 +38,8 @@ def open_store(
     ca_file: str = "",
     publisher: Publisher | None = None,
 ) -> Store:
-    """The store of one domain. ``user`` replaces the URL's user; ``publisher`` is told of every
-    committed document of the ledger."""
+    """The store of one domain. ``user`` replaces the URL's user; ``publisher`` is called for
+    every committed document of the ledger."""
     parsed = parse_store_url(url)
     if isinstance(parsed, SqliteUrl):
         from nomarr_systemd.store.sqlite.store import SqliteStore

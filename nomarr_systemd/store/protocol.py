@@ -46,21 +46,21 @@ DOMAINS: Mapping[Domain, tuple[Collection, ...]] = {
 
 
 class Publisher(Protocol):
-    """What a store calls after it has committed documents of the ledger; ``ledger.public`` is
-    the one that writes files. It keeps its errors to itself: the commit stands."""
+    """A store calls it after it has committed documents of the ledger; ``ledger.public`` has the
+    one that writes files. ``publish`` does not raise its errors: the commit stands."""
 
     def publish(self, keys: Iterable[str], current: Callable[[str], str | None]) -> None:
-        """These documents were written; ``current`` reads the JSON of one, None if it is gone."""
+        """Publish documents that were written; ``current`` reads one's JSON, None if it is gone."""
 
     def remove_others(self, keys: Iterable[str]) -> None:
-        """There are no documents but these."""
+        """Remove what is published of all documents but these."""
 
 
 class Store(Protocol):
     """A document store with compare-and-swap. Every method may raise StoreUnavailable.
 
     A document is a JSON object. ``_key`` names it within its collection, ``_rev`` is an opaque
-    text that changes with every write and never comes back; other names starting with an
+    text that changes with every write and is never used twice; other names starting with an
     underscore are the store's own.
     """
 
@@ -97,7 +97,7 @@ class Store(Protocol):
         """
 
     def count(self, collection: str, where: Equal) -> int:
-        """Count documents with these field values, plain words only: an index is enough."""
+        """Count documents with these field values, which must be identifiers (``check_words``)."""
 
     def add(self, collection: str, docs: Sequence[Doc]) -> int:
         """Store the documents whose ``_key`` is not taken yet, in one write; returns how many."""
@@ -110,10 +110,10 @@ class Store(Protocol):
 
     def batch(self) -> AbstractContextManager[None]:
         """Writes inside become durable together where the backend can; each is still its own
-        compare-and-swap. An exception inside takes back what was not yet durable."""
+        compare-and-swap. An exception inside undoes what is not durable yet."""
 
     def publish_all(self) -> None:
-        """Publish every document of the ledger: what a kill after a commit left out."""
+        """Publish every document of the ledger, also those that a kill after a commit left out."""
 
     def close(self) -> None:
         """Close files and connections; closing twice is fine."""
@@ -132,7 +132,7 @@ def check_key(key: object) -> str:
     if not isinstance(key, str) or not _KEY.fullmatch(key):
         raise BadDocument(
             f"{key!r:.80} cannot be a document's key",
-            hint="1 to 254 letters, digits or _-:.@()+,=;$!*'% make a key",
+            hint="a key is 1 to 254 letters, digits or _-:.@()+,=;$!*'%",
         )
     return key
 
@@ -157,10 +157,10 @@ def check_where(where: Equal | None) -> Equal:
 
 
 def check_words(where: Equal) -> Equal:
-    """The condition, if its values are plain words, which no database mistakes for another type."""
+    """The condition, if its values are identifiers, which no database takes for another type."""
     for field, value in check_where(where).items():
         if not isinstance(value, str) or not _WORD.fullmatch(value):
-            raise BadDocument(f"{field} is counted by {value!r:.80}: only words are counted by")
+            raise BadDocument(f"{field} is counted by {value!r:.80}: it is not an identifier")
     return where
 
 
@@ -176,7 +176,7 @@ def encode(doc: Doc) -> str:
     body = {name: value for name, value in doc.items() if name not in ("_key", "_rev", "_id")}
     for name in body:
         if not isinstance(name, str) or name.startswith("_"):
-            raise BadDocument(f"field {name!r:.80}: names are text and start with no underscore")
+            raise BadDocument(f"field {name!r:.80}: a name is text without a leading underscore")
     try:
         text = _encoder.encode(body)
         text.encode()

@@ -1,13 +1,13 @@
-"""Jobs from a folder: every new or changed file in it is one, and no database is needed.
+"""Jobs from a folder: every new or changed file in it is a job. No database is needed.
 
     class Tagger(Worker):
         def source(self) -> DirectoryJobs:
             return DirectoryJobs("/srv/music", "*.flac", "*.wav")
 
 The state of each job is a file in a state folder, which is the workers' own: below systemd's
-$STATE_DIRECTORY, or where the user's state is, unless another is given. Whoever else may write the
-folder of the jobs cannot touch it. A claim is a kernel lock on that file, so it ends with its
-process. Any number of workers of one user may share a folder.
+$STATE_DIRECTORY, or where the user's state is, unless another is given. Other users that may
+write the folder of the jobs cannot change it. A claim is a kernel lock on that file, so it ends
+with its process. Any number of workers of one user may share a folder.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from nomarr_systemd.core.errors import ConfigError, NotReady
 from nomarr_systemd.core.job import describe_error
 from nomarr_systemd.core.json import JsonError, decode
 
-STATE: Final = ".nomarr"  # in the folder itself, where versions before had it
+STATE: Final = ".nomarr"  # in the folder of the jobs, where earlier versions kept it
 _MAX_BYTES: Final = 1 << 20
 
 
@@ -154,7 +154,7 @@ class DirectoryJobs:
         return f"{_digest(job)}.json"
 
     def _open(self, name: str, flags: int) -> int:
-        """Open a state; never wait for what is no plain file, never follow a link."""
+        """Open a state file without following a link; OSError, and no wait, if it is not plain."""
         flags |= os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         fd = os.open(name, flags, 0o640, dir_fd=self._place)
         if stat.S_ISREG(os.fstat(fd).st_mode):
@@ -164,7 +164,7 @@ class DirectoryJobs:
 
 
 def _find_state(folder: str) -> str:
-    """Where the state of this folder's jobs is kept: ours, and out of others' reach."""
+    """The state folder of this folder's jobs, which other users cannot change."""
     before = os.path.join(folder, STATE)
     try:
         os.close(_open_own(before))
@@ -190,7 +190,7 @@ def _digest(path: str) -> str:
 
 
 def _stamp(job: str) -> list[int] | None:
-    """Size and modification time; None if the file is gone, or is none that can be read."""
+    """Size and modification time; None if there is no such plain file."""
     try:
         status = os.stat(job)
     except OSError:
@@ -214,7 +214,7 @@ def _parse(text: bytes) -> dict[str, Any]:
 
 
 def _write(fd: int, note: dict[str, Any]) -> None:
-    """In place, because the lock is on this file. A kill leaves an incomplete state: {}."""
+    """Write in place, because the lock is on this file; what a kill cuts off is read as {}."""
     try:
         text = json.dumps(note)
     except (TypeError, ValueError, RecursionError):

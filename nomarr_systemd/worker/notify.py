@@ -32,7 +32,7 @@ class Notifier:
         return self._notifier is not None
 
     def send(self, message: str) -> bool:
-        """False: the socket is full, retry."""
+        """Send a message; False if the socket is full: then retry."""
         if self._notifier is None:
             return True
         try:

@@ -11,7 +11,7 @@ from nomarr_systemd.worker.errors import SupervisorLost
 
 
 class HealthPipe:
-    """Raises SupervisorLost if the pipe has no reader."""
+    """An open health pipe. Raises SupervisorLost if it has no reader."""
 
     def __init__(self, path: str) -> None:
         try:
@@ -31,7 +31,7 @@ class HealthPipe:
             )
 
     def write(self, frame: bytes) -> bool:
-        """False if the pipe is full. A frame is at most PIPE_BUF long, so the write is atomic."""
+        """Write a frame, at most PIPE_BUF long and so atomically; False if the pipe is full."""
         try:
             os.write(self._fd, frame)
         except BlockingIOError:

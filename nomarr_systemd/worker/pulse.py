@@ -39,7 +39,7 @@ class Recovery(NamedTuple):
 
 
 class Pulse:
-    """A context: the thread runs inside it. The methods are for the main thread."""
+    """A context manager: the thread runs inside it. The methods are for the main thread."""
 
     def __init__(self, environment: Environment, tally: Tally, on_lost: Callable[[], None]) -> None:
         self._environment = environment
@@ -97,13 +97,13 @@ class Pulse:
         self._notifier.close()
 
     def progress(self) -> None:
-        """The main loop makes progress. Cheap and without a lock: jobs may call it often."""
+        """Report progress of the main loop. Cheap and without a lock: jobs may call it often."""
         self._token = monotonic()
         if self._withheld:
             self.wakeup.wake()
 
     def rest(self, seconds: float) -> None:
-        """The main loop waits for that long on purpose; the token ages only after that."""
+        """Report that the main loop waits for ``seconds``; the token ages only after that."""
         self._token = monotonic() + seconds
 
     def set(self, condition: Condition, *, hurry: bool = True) -> None:
@@ -119,7 +119,7 @@ class Pulse:
             self._frame_soon(hurry=hurry)
 
     def recover(self, seconds: float) -> None:
-        """The worker is recovering for that long, or until ``recovered``."""
+        """Report ``recovering`` for ``seconds``, or until ``recovered`` is called."""
         with self._lock:
             self._recovery = Recovery(seconds, monotonic() + seconds)
             self._frame_soon()
@@ -131,16 +131,16 @@ class Pulse:
                 self._frame_soon()
 
     def ready(self) -> None:
-        """Have READY=1 sent, with the present condition."""
+        """Make the thread send READY=1, with the present condition."""
         self._is_ready = True
         self.wakeup.wake()
 
     def end(self) -> None:
-        """The worker ends by itself: the thread's last frame is ``stopping``."""
+        """Report that the worker ends by itself: the thread's last frame is ``stopping``."""
         self._farewell = True
 
     def _frame_soon(self, *, hurry: bool = True) -> None:
-        """Call it with the lock."""
+        """Write a frame now, or as soon as BURST_S allows. Call it with the lock."""
         now = monotonic()
         due = (self._framed_at if hurry else now) + min(BURST_S, self._settings.frame_interval_s)
         if now >= due:
@@ -150,7 +150,7 @@ class Pulse:
         self.wakeup.wake()  # also for the status line
 
     def _write_frame(self, now: float) -> None:
-        """Call it with the lock. A frame that does not fit is dropped; its seq shows that."""
+        """Write a frame; if the pipe is full it is dropped, as seq shows. Call it with the lock."""
         if self._pipe is None or self._broken:
             self._frame_due = inf
             return
@@ -174,7 +174,7 @@ class Pulse:
         try:
             self._pipe.write(frame)
         except SupervisorLost as error:
-            log.warning("%s; ending when the job in hand is done", error)
+            log.warning("%s; ending when the current job is done", error)
             self._pipe.close()
             self._pipe = None
             self.lost = True

@@ -47,7 +47,7 @@ class Waits(NamedTuple):
 
 
 class Worker:
-    """Subclass it. It is made without arguments, in the main thread."""
+    """The base class of workers. It is instantiated without arguments, in the main thread."""
 
     lazy = False  # it loads in its first job, and is pending until that job is done
     needs_gpu = False  # no job is begun while the store says that the GPU is not available
@@ -83,7 +83,7 @@ class Worker:
         """Free what ``load`` loaded: there was no job for idle_evict_s."""
 
     def progress(self) -> None:
-        """The job makes progress. Without this for stall_timeout_s it counts as hung."""
+        """Report progress of the job. Without this for stall_timeout_s it counts as hung."""
         if self._pulse:
             self._pulse.progress()
 

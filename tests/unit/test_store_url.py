@@ -56,7 +56,7 @@ def test_good_urls(url: str, meaning: SqliteUrl | ArangoUrl) -> None:
         ("sqlite:///var\n/x", "cannot be printed"),
         ("arangodb://db/nomarr", "no user"),
         ("arangodb://@db/nomarr", "no user"),
-        ("arangodb://a%40b@db/nomarr", "signs that a user cannot have"),
+        ("arangodb://a%40b@db/nomarr", "characters that a user cannot have"),
         ("arangodb://root@db", "name of a database"),
         ("arangodb://root@db/", "name of a database"),
         ("arangodb://root@db/a/b", "name of a database"),

@@ -1,5 +1,5 @@
-"""Documents on their way to ArangoDB and back: refused if the server would alter them, and taken
-from an answer only in the shape that was asked for (ValueError, TypeError or LookupError if not).
+"""Checks of documents that are sent to ArangoDB and read from it: BadDocument if the server would
+alter one; ValueError, TypeError or LookupError if an answer does not have the expected shape.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MAX_DEPTH: Final = 190  # the server's limit is "slightly below 200"
 
 
 def to_body(doc: Doc) -> dict[str, Any]:
-    """The document's own fields as they would come back from its JSON text."""
+    """The document's own fields, as decoding its JSON returns them."""
     body: dict[str, Any] = json.loads(encode(doc))
     check_values([body], doc.get("_key"))
     return body
@@ -41,9 +41,9 @@ def check_values(values: list[Any], name: object) -> None:
 
 
 def check_document(doc: Any, key: str | None = None) -> Doc:
-    """The document without its ``_id``; ValueError if it is none, or not the one of this key."""
+    """The document without its ``_id``; ValueError if it is none, or has another key."""
     if not isinstance(doc, dict) or (key is not None and doc.get("_key") != key):
-        raise ValueError("this is no document, or another one")
+        raise ValueError("this is no document, or it has another key")
     try:
         check_key(doc.get("_key"))
     except BadDocument as error:

@@ -1,7 +1,7 @@
-"""One HTTP request and its answer, on a connection that is kept: within one deadline for all of it,
-head and body, and of a limited size. Whoever answers is not trusted, however slowly it does.
+"""Send one HTTP request and read its answer, on a connection that is kept open. One deadline covers
+all of it, head and body, and the answer's size is limited: the server is not trusted.
 
-What is asked, and what an answer means, is not known here.
+The meaning of requests and answers is not known here.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ _MAX_WORDS: Final = 200
 
 
 class NotSent(Exception):
-    """No connection came about, so the request may go to another host."""
+    """No connection could be made, so the request may be sent to another host."""
 
 
 class NotTrusted(NotSent):
-    """The host's certificate did not pass, so it was told nothing."""
+    """The host's certificate was not accepted, so nothing was sent."""
 
 
 class Unanswered(Exception):
-    """The request went out and no answer came that can be used: it may have been carried out."""
+    """The request was sent and no usable answer came: the server may have carried it out."""
 
 
 class Answer(NamedTuple):
     status: int
     reason: str
-    headers: Mapping[str, str]  # by their names in small letters
+    headers: Mapping[str, str]  # by name in lower case
     content: bytes
 
 
 class Connection:
-    """To one host; opened when it is needed, and again when the host has closed it."""
+    """A connection to one host; opened when it is needed, and again if the host closed it."""
 
     def __init__(self, host: str, port: int, context: ssl.SSLContext | None) -> None:
         self._host = host
@@ -60,14 +60,14 @@ class Connection:
         timeout_s: float,
         most: int,
     ) -> Answer:
-        """The whole answer, within ``timeout_s`` and of at most ``most`` bytes. Resolving a name
-        is the system's, and takes as long as that does."""
+        """The whole answer, within ``timeout_s`` and of at most ``most`` bytes. The time that the
+        system takes to resolve the host's name is not limited."""
         ends = time.monotonic() + timeout_s
         timed = self._open(ends)
         timed.ends = ends
         talk = http.client.HTTPConnection(self._host, self._port)
         talk.auto_open = 0
-        talk.sock = timed  # all that http.client uses of a socket
+        talk.sock = timed  # it has all methods that http.client calls
         try:
             talk.request(method, target, body, dict(headers))
             answer = talk.getresponse()
@@ -76,7 +76,7 @@ class Connection:
             self.close()
             raise Unanswered(_say(error)) from error
         except BaseException:
-            self.close()  # half an answer is in it
+            self.close()  # a part of the answer may be unread
             raise
         if answer.will_close:
             self.close()
@@ -129,7 +129,7 @@ class Connection:
 
 
 class _TimedSocket:
-    """A socket whose every wait ends at ``ends``: what http.client uses of one."""
+    """A socket whose every wait ends at ``ends``, with the methods that http.client calls."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -147,13 +147,14 @@ class _TimedSocket:
         return io.BufferedReader(_Received(self), _PIECE)
 
     def is_quiet(self) -> bool:
-        """True if nothing is to be read: whatever comes unasked is the end, or not for us."""
+        """True if nothing can be read. Between requests, anything to read is the connection's end
+        or unsolicited data."""
         poll = select.poll()
         poll.register(self._sock, select.POLLIN)
         return not poll.poll(0)
 
     def close(self) -> None:
-        """http.client closes before it reads the last answer; ``end`` is meant."""
+        """Do nothing: http.client calls it before it reads the last answer. ``end`` closes."""
 
     def end(self) -> None:
         with contextlib.suppress(OSError):

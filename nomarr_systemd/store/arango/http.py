@@ -1,8 +1,8 @@
 """Requests to ArangoDB: hosts that fail, time-outs, certificates, and its errors as our own.
 
-With ``arango.store`` the only module that imports python-arango. What is asked for, and what to
-do about an answer, is not known here. An answer is an object of limited size that came in time, or
-the server is away; nothing that it says is printed as it stands.
+The only module that imports python-arango. The meaning of requests and answers is not known here.
+If an answer is not an object of limited size that comes in time, the server counts as away. Texts
+from the server are cleaned before they are printed.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ QUERY: Final = range(1501, 1600)
 PAUSES_S: Final = (0.005, 0.02, 0.05, 0.1, 0.2)
 
 
-_MAX_WORDS: Final = 300  # of what the server says about an error
+_MAX_WORDS: Final = 300  # characters of the server's error message
 _SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
-# What python-arango raises of an answer that is not what it expects, and our own checks.
+# What python-arango and our own checks raise if an answer is not as expected.
 _STRANGE: Final = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
 
@@ -97,8 +97,8 @@ class Link:
     def ask(self, what: str, call: Callable[[], T], *, repeatable: bool = False) -> T:
         """The call's result, or a StoreError about ``what``.
 
-        A repeatable call goes to the next host whatever happened, any other only if no
-        connection came about: it might be carried out twice.
+        A repeatable call is sent to the next host after any failure, any other one only if no
+        connection could be made: it might be carried out twice.
         """
         for left in reversed(range(len(self._url.hosts))):
             try:
@@ -116,7 +116,7 @@ class Link:
         raise AssertionError("a URL names one host at least")
 
     def settle(self, what: str, call: Callable[[], T]) -> T:
-        """Retry where two writers met on one document: the server refuses one of them."""
+        """``ask``, with retries if two writers change one document: the server refuses one."""
         ends = time.monotonic() + self._sender.request_timeout
         for pause_s in PAUSES_S:
             try:
@@ -132,7 +132,7 @@ class Link:
 
     @contextlib.contextmanager
     def patience(self, timeout_s: float) -> Iterator[None]:
-        """Wait this long inside, if it is longer than usual."""
+        """Inside, wait for an answer up to ``timeout_s``, if that is longer than usual."""
         usual_s = self._sender.request_timeout
         self._sender.request_timeout = max(usual_s, timeout_s)
         try:
@@ -141,14 +141,14 @@ class Link:
             self._sender.request_timeout = usual_s
 
     def strange(self, what: str) -> StoreUnavailable:
-        """What is raised about an answer of another shape than expected: the store is away."""
+        """The error for an answer of another shape than expected: the store counts as away."""
         return StoreUnavailable(
-            f"{what} in ArangoDB at {self.where}: its answer is not what was asked for",
-            hint="is it ArangoDB that answers there, and is it sound?",
+            f"{what} in ArangoDB at {self.where}: its answer is not as expected",
+            hint="check that ArangoDB listens there and that its data is not damaged",
         )
 
     def grant(self) -> str:
-        """What to type into arangosh when a right is missing."""
+        """The arangosh statement that grants our user the right to the database."""
         user, database = self._url.user, self._url.database
         return f'require("@arangodb/users").grantDatabase("{user}", "{database}", "rw")'
 
@@ -181,7 +181,7 @@ class Link:
 
 
 def number_of(error: StoreError) -> int | None:
-    """ArangoDB's number of the error that this one was made from."""
+    """ArangoDB's number of the error that caused this one; None if there is none."""
     return getattr(error.__cause__, "error_code", None)
 
 
@@ -200,10 +200,10 @@ class _NextHost(HostResolver):
 
 
 class _Sender(HTTPClient):
-    """Sends a request once, to one host, and says of a failure whether it can have arrived.
+    """Sends a request once, to one host; raises NotSent, or Unanswered if it may have arrived.
 
     python-arango's own client tries GETs four times, takes every broken connection for a request
-    that never arrived, waits for each piece of an answer anew, and reads answers of any size.
+    that never arrived, has a time-out for each piece of an answer, and reads answers of any size.
     """
 
     def __init__(
@@ -268,11 +268,11 @@ def _as_it_is(body: Any) -> Any:
 
 
 def _parse(content: bytes) -> dict[str, Any]:
-    """The object that an answer is, or Unanswered: strict JSON that can be written again."""
+    """The JSON object in an answer; Unanswered if it is not one, or cannot be encoded again."""
     try:
         text = content.decode()
         value = json.loads(text or "{}", parse_constant=_refuse_constant)
-        if _SURROGATE.search(text):  # half of a pair is no text
+        if _SURROGATE.search(text):  # half a pair cannot be encoded
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise Unanswered("its answer is not JSON") from error
@@ -282,7 +282,7 @@ def _parse(content: bytes) -> dict[str, Any]:
 
 
 def _parse_error(content: bytes) -> dict[str, Any]:
-    """What an answer says about an error, as a number and one line that can be printed."""
+    """The error in an answer: its number, and its message in one printable line."""
     try:
         said = _parse(content)
     except Unanswered:
@@ -318,7 +318,7 @@ def _address(host: str, port: int, *, tls: bool) -> str:
 
 
 def _trust(ca_file: str | None) -> ssl.SSLContext:
-    """What certificates are verified by: the file's authorities, or the system's."""
+    """A context that verifies certificates by the file's authorities, or by the system's."""
     try:
         return ssl.create_default_context(cafile=ca_file)
     except OSError as error:  # ssl.SSLError among them

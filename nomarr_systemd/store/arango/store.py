@@ -1,7 +1,7 @@
 """The store of several hosts: documents in ArangoDB, by python-arango.
 
-How a request reaches a host, and what becomes of its errors, is in ``arango.http``; where
-the password comes from in ``secret``. What a document means is not known here.
+Requests, hosts and errors are in ``arango.http``, the password is read in ``secret``. The meaning
+of documents is not known here.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ if TYPE_CHECKING:
     from nomarr_systemd.store.protocol import Publisher
 
 _CREATE_TIMEOUT_S: Final = 10.0  # a cluster takes seconds to agree on a new collection
-# An answer has at most so many bytes, and so many documents are asked for at once that it has room
-# for them: an account has 460 kB at most, a job 1.2 MB.
+# The largest answer in bytes, and the number of documents in one answer, chosen so that they fit:
+# an account has 460 kB at most, a job 1.2 MB.
 _MOST: Final[dict[Domain, int]] = {"policy": 4 << 20, "work": 64 << 20}
 _BATCH: Final[dict[Domain, int]] = {"policy": 8, "work": 50}
 _MOST_FOUND: Final = 128 << 20  # bytes of all answers to one find(): 4096 usual accounts are less
-_FIND_TIMES: Final = 5  # so many time-outs all of find() may take
+_FIND_TIMES: Final = 5  # all of find() may take this many time-outs
 _NOT_SYNCED: Final = frozenset({"health_history", "stats"})
 
 
@@ -60,8 +60,8 @@ class ArangoStore:
     """``Store`` on ArangoDB; collections and indexes are made on first use. One per thread.
 
     A write whose answer was lost is a StoreUnavailable and may have been carried out. The ledger
-    bears that: its caller reads again and finds the failure's invocation recorded, or records it.
-    So does a claim, whose document names its owner.
+    tolerates that: its caller reads again and finds the failure's invocation recorded, or records
+    it. So does a claim, whose document names its owner.
     """
 
     def __init__(
@@ -179,7 +179,7 @@ class ArangoStore:
             docs += page
             is_late = time.monotonic() > ends or self._link.received - received > _MOST_FOUND
             if not page or is_late:
-                raise self._link.strange(f"too much, or no end of {collection},")
+                raise self._link.strange(f"{collection} (too large, or without an end)")
         if limit is not None and len(docs) > max(0, limit):
             raise self._link.strange(collection)
         return docs
@@ -254,7 +254,7 @@ class ArangoStore:
         )
 
     def may_read(self, collection: str) -> bool:
-        """Whether our user has a right to a collection, of whichever domain."""
+        """True if our user may read a collection, of any domain."""
         documents = self._db.collection(collection)
         try:
             self._link.ask(collection, lambda: documents.get("none"), repeatable=True)
@@ -263,7 +263,7 @@ class ArangoStore:
         return True
 
     def batch(self) -> AbstractContextManager[None]:
-        """Nothing to put together here: each write is a request, durable when it is answered."""
+        """Does nothing: each write is a request of its own, durable when it is answered."""
         return contextlib.nullcontext()
 
     def publish_all(self) -> None:
@@ -287,9 +287,9 @@ class ArangoStore:
         return self._db.collection(collection)
 
     def _make_schema(self) -> None:
-        """Create what is missing. Eight processes may do so at once: a name taken is fine.
+        """Create what is missing. Several processes may do so at once: a name that exists is fine.
 
-        Indexes that are not wanted stay: another host may run another version.
+        Unknown indexes are kept: another host may run another version.
         """
         there = self._list_collections()
         for name, indexes in self._collections:
@@ -321,12 +321,12 @@ class ArangoStore:
                 if number_of(error) != NO_DATABASE:
                     raise
                 self._create_database()
-                time.sleep(pause_s)  # another coordinator may hear of it a little later
+                time.sleep(pause_s)  # another coordinator may see it a little later
         return self._link.ask(name, collections, repeatable=True)
 
     def _create_database(self) -> None:
         user, database = self._url.user, self._url.database
-        owner = {"username": user, "password": self._password}  # else it would be root's alone
+        owner = {"username": user, "password": self._password}  # else only root could use it
         try:
             create = self._link.database("_system").create_database
             self._create(database, create, database, users=[owner])

@@ -1,4 +1,4 @@
-"""One SQLite file that survives its surroundings: locks, a full disk, corruption, removal.
+"""One SQLite file that stays usable after locks, a full disk, corruption or removal.
 
 A busy file is retried, two seconds at most; a file that was moved is opened again; a corrupt one
 is set aside with its companions and a new one begun. The caller says which tables it holds.
@@ -34,7 +34,7 @@ _CORRUPT = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
 _STAMP: Final = re.compile(r"\d{8}T\d{6}Z(?:-\d{1,4})?\n")
 _COMPANIONS: Final = ("-shm", "-wal", "")  # the database last
 _BESIDE: Final = (".lock", ".setting-aside")
-_MAX_WHY: Final = 300  # of SQLite's words, which may quote what is in the file
+_MAX_WHY: Final = 300  # characters of SQLite's message, which may quote the file
 T = TypeVar("T")
 Statement = Callable[[sqlite3.Connection], T]
 
@@ -48,7 +48,7 @@ class SqliteFile:
 
     ``indexes`` are no part of its version: an existing file gains and loses them when it is
     opened, and a program of another version works with whatever indexes there are. A ``private``
-    one is refused where others may change its directory or its files.
+    file is refused if other users may change it or its directory.
     """
 
     def __init__(
@@ -76,9 +76,10 @@ class SqliteFile:
         return self._db is not None and self._db.in_transaction
 
     def run(self, statement: Statement[T]) -> T:
-        """The statement's result, or a StoreError; outside a transaction it is durable then.
+        """Run a statement and return its result; outside a transaction it is durable then.
 
-        Inside one, a file that was lost takes the whole transaction with it: StoreUnavailable.
+        Raises StoreError; inside a transaction, StoreUnavailable if the file was lost: then the
+        whole transaction is lost.
         """
         deadline = time.monotonic() + self._patience_s
         pause_s = 0.0005
@@ -96,7 +97,7 @@ class SqliteFile:
                 name = _name(error)
                 late = time.monotonic() >= deadline
                 if name.startswith("SQLITE_CONSTRAINT"):
-                    raise KeyExists("a document of this key is there already") from error
+                    raise KeyExists("a document with this key exists already") from error
                 if name.startswith(_CORRUPT) and not late:
                     why = clean(str(error), _MAX_WHY)
                     self.set_aside(why)
@@ -108,7 +109,7 @@ class SqliteFile:
                 elif late:
                     raise StoreUnavailable(
                         f"{self.path} stayed locked for {self._patience_s:g} s",
-                        hint=f"see who holds it: fuser -v {self.path}",
+                        hint=f"see which process holds it: fuser -v {self.path}",
                     ) from error
             # SQLite's own busy handler soon waits 100 ms at a time, and starves under 8 writers.
             time.sleep(pause_s)
@@ -118,7 +119,7 @@ class SqliteFile:
     def transaction(self) -> Iterator[None]:
         """All that is run inside becomes durable at its end, or, on an exception, nothing."""
         self.run(lambda db: db.execute("BEGIN IMMEDIATE"))
-        self._transacting = True  # whatever is run without one from here on must not be kept
+        self._transacting = True  # from here on run() refuses statements outside it
         try:
             yield
             self.run(lambda db: db.execute("COMMIT"))
@@ -140,9 +141,9 @@ class SqliteFile:
     def set_aside(self, why: str) -> None:
         """Rename the corrupt file and its companions; the next statement begins a new one.
 
-        A note is written first: the process that opens the file after a kill in between finishes
-        it, and no file is ever opened without its log. The note holds the moment and nothing else:
-        no name comes from what is in a file.
+        A note is written first: after a kill, the next process that opens the file finishes the
+        renaming, and no file is ever opened without its log. The note holds only a time stamp: no
+        name is read from a file.
         """
         with self._lock():
             if _identify(self.path) == self._identity:
@@ -162,7 +163,7 @@ class SqliteFile:
                         f"{self.path} is corrupt ({why}) and cannot be set aside: {error.strerror}",
                         hint=f"move {self.path}* away by hand",
                     ) from error
-            # Only now: SQLite clears the log of a file away when it is closed in its place.
+            # Not before: when SQLite closes a file that is still at its path, it deletes the log.
             self.close()
 
     @property
@@ -172,8 +173,8 @@ class SqliteFile:
     def _aside(self, stamp: str) -> str:
         return f"{self.path}.corrupt-{stamp}"
 
-    def _finish_setting_aside(self, why: str = "as found before") -> None:
-        """Do what the note says; under the lock, at any time, any number of times."""
+    def _finish_setting_aside(self, why: str = "found earlier") -> None:
+        """Finish the renaming that the note names; call it with the lock, any number of times."""
         import logging  # a rare and loud path; the usual start-up should not pay for the import
 
         try:
@@ -184,7 +185,7 @@ class SqliteFile:
             os.unlink(self._note)  # cut short by a kill: nothing had been renamed yet
             return
         aside = self._aside(note.strip())
-        # The database last: a new one must never meet the old one's write-ahead log.
+        # The database last: a new one must never get the old one's write-ahead log.
         for companion in _COMPANIONS:
             with contextlib.suppress(FileNotFoundError):
                 os.rename(self.path + companion, aside + companion)
@@ -211,7 +212,7 @@ class SqliteFile:
             if not os.path.isdir(directory):
                 os.makedirs(directory, 0o750, exist_ok=True)
                 if self._private:
-                    check_private(self.path)  # somebody may have been faster
+                    check_private(self.path)  # another user may have made it first
             if os.path.lexists(self._note):
                 with self._lock():
                     self._finish_setting_aside()
@@ -242,7 +243,7 @@ class SqliteFile:
 
     def _version_of(self, db: sqlite3.Connection) -> int:
         """The file's schema version, 0 for a new file; refuses what is not ours or too new."""
-        db.execute("BEGIN")  # one look: another process may be making the file
+        db.execute("BEGIN")  # one snapshot: another process may be making the file
         version = int(db.execute("PRAGMA user_version").fetchone()[0])
         application = int(db.execute("PRAGMA application_id").fetchone()[0])
         tables = db.execute("SELECT 1 FROM sqlite_master").fetchone()
@@ -253,7 +254,7 @@ class SqliteFile:
         if strange:
             raise StoreRefused(
                 f"{self.path} has views or triggers, which nomarr-systemd never makes",
-                hint="somebody has tampered with it: move it away",
+                hint="it was tampered with: move it away",
             )
         if application == APPLICATION_ID and version > self._version:
             raise SchemaTooNew(
@@ -312,8 +313,8 @@ class SqliteFile:
 
 
 def check_private(path: str) -> None:
-    """StoreRefused if others may change the database at ``path``, what lies beside it, its
-    directory or a parent of that. Nothing is made or changed."""
+    """StoreRefused if others may change the database at ``path``, the files beside it, its
+    directory or a parent of that. Nothing is created or changed."""
     directory = os.path.dirname(path)
     exposed = find_exposed(directory)
     for suffix in (*_COMPANIONS, *_BESIDE):
@@ -333,8 +334,8 @@ def _indexed(sql: str) -> str:
 def _create(path: str) -> None:
     """Make an empty file of the right mode, if there is none.
 
-    One that is there must not be opened and closed: that would drop every lock this process has
-    on it, which is how POSIX locks are.
+    An existing file must not be opened and closed: by the rules of POSIX, that would drop every
+    lock that this process has on it.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
@@ -349,7 +350,7 @@ def _create(path: str) -> None:
 
 
 def _read_note(path: str) -> str:
-    """The beginning of a plain file; what is none is empty."""
+    """The first bytes of a plain file; empty if it is no plain file."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
@@ -379,7 +380,7 @@ def _identify(path: str) -> tuple[int, int]:
     try:
         status = os.stat(path)
     except OSError:
-        return (0, 0)  # no longer there, or no longer to be reached
+        return (0, 0)  # it was removed, or cannot be reached
     return (status.st_dev, status.st_ino)
 
 

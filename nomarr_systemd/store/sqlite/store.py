@@ -1,6 +1,6 @@
 """The store of one host: a SQLite file per domain, durable at every commit.
 
-A collection is a table of key, revision and JSON body; what is looked up is indexed by expression.
+A collection is a table of key, revision and JSON body; searched fields are indexed by expression.
 How the file is opened, locked and saved from corruption is in ``sqlite.file``.
 """
 
@@ -48,7 +48,7 @@ class SqliteStore:
     ) -> None:
         self._collections = {collection.name for collection in DOMAINS[domain]}
         self._publisher = publisher
-        self._unpublished: set[str] | None = None  # during a batch: shown once it is durable
+        self._unpublished: set[str] | None = None  # in a batch: keys to publish when it is durable
         self._file = SqliteFile(
             os.path.join(directory, FILES[domain]),
             version=SCHEMA_VERSION,
@@ -119,7 +119,7 @@ class SqliteStore:
         if conditions:
             sql += f" WHERE {' AND '.join(conditions)}"
         direction = "DESC" if descending else "ASC"
-        first = "" if order == "_key" else f"{_column(order)} {direction}, "  # keys differ: no more
+        first = "" if order == "_key" else f"{_column(order)} {direction}, "  # keys are unique
         sql += f" ORDER BY {first}key {direction}"
         if limit is not None:
             sql += f" LIMIT {min(max(0, int(limit)), 2**62)}"
@@ -128,7 +128,7 @@ class SqliteStore:
         return [doc for doc in docs if doc is not None]
 
     def count(self, collection: str, where: Equal) -> int:
-        # Without find()'s check of the type, which would read every document: a plain word is
+        # Without find()'s check of the type, which would read every document: an identifier is
         # neither a number nor an object's text, so the index is enough.
         conditions = " AND ".join(f"{_column(field)} = ?" for field in check_words(where))
         sql = f"SELECT count(*) FROM {self._table(collection)} WHERE {conditions or 'TRUE'}"
@@ -159,7 +159,7 @@ class SqliteStore:
     @contextlib.contextmanager
     def batch(self) -> Iterator[None]:
         if self._unpublished is not None:
-            raise StoreError("a batch cannot hold another")
+            raise StoreError("a batch cannot contain another batch")
         unpublished: set[str] = set()
         try:
             with self._file.transaction():
@@ -205,7 +205,7 @@ class SqliteStore:
             self._write(f"INSERT INTO damaged {columns}", key, rev)
             self._write(f"DELETE FROM {table} WHERE key = ? AND rev = ?", key, rev)
         logging.getLogger("nomarr.store").critical(
-            "%s/%s in %s is not JSON. It was moved to the table 'damaged' and begins again.",
+            "%s/%s in %s is not JSON. It was moved to the table 'damaged' and counts as missing.",
             *(collection, clean(key, 254), self.path),
         )
 
@@ -258,7 +258,7 @@ def _type(field: str) -> str:
 
 def _equals(field: str, value: str | int | None) -> tuple[str, list[str | int]]:
     """The condition and its values. JSON's types are kept apart, where SQLite takes true for 1,
-    an object for its text, and a text with a NUL in it for what stands before."""
+    an object for its text, and a text with a NUL in it for the part before the NUL."""
     column = _column(field)
     if value is None:
         return f"{column} IS NULL", []
