@@ -1,1 +1,1 @@
-"""The controller and its second look, the reconciler: root, sandboxed, and briefly alive."""
+"""The controller and the reconciler: root in a sandbox, running only while there is work."""

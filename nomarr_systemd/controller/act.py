@@ -1,20 +1,20 @@
 """``act(site, intents)``: the only part of the controller that changes anything.
 
-The order is the argument for crash safety. Whatever is killed after any step, the next plan finds
-the rest, because a report is cleared last:
+The order makes a kill after any step harmless: the next plan finds the rest, because a report is
+cleared last:
 
-1. timers: a bell without a record starts nothing;
+1. timers: one that elapses without a record starts nothing;
 2. incidents, elections, then holds: a death that is booked as held must find its hold;
 3. one commit of the ledger: deaths, refunds, marks. From here on each death is counted, once;
-   the spool's files go after it, never before; then what was quarantined is told and noted;
-4. the spool, where there is no ledger: durable before anything is restarted;
+   the spool's files are removed after it, never before; then quarantines are logged and noted;
+4. the spool, if the ledger cannot be written: durable before anything is restarted;
 5. ends of holds, stops, then masks (a unit that is masked while it starts keeps its start job),
-   then starts, looked at once more if it took a while; timers that are done go after the start;
+   then starts (systemd is asked again first if it took a while); their timers stop after that;
 6. how far each decision got, in one commit. If that is lost, the next plan does it again;
-7. the journal, then the supervisor. Killed before this, it is told again, never not at all;
+7. the journal, then the supervisor. After a kill before this they are told again;
 8. reports are cleared, or kept for the supervisor alone if it did not answer.
 
-What systemd refuses for one worker is no matter of the others, and is still owed.
+If systemd refuses something for one worker, the others are still handled, and it is retried.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ class LedgerUnwritable(NomarrError):
 
 
 class Done(NamedTuple):
-    """What came of it."""
+    """The result of ``act``."""
 
-    outcomes: tuple[Outcome, ...] = ()  # of jobs: to be planned about
-    owes: bool = False  # something is to be looked at again, and no bell will ring for it
+    outcomes: tuple[Outcome, ...] = ()  # of jobs, for the next plan
+    owes: bool = False  # something has to be retried, and no report will trigger that
     untold: bool = False  # the supervisor has not answered
-    changed_incidents: bool = False  # more workers may be concerned than were looked at
+    changed_incidents: bool = False  # more workers may be concerned than were observed
 
 
 def act(site: Site, intents: Sequence[Intent]) -> Done:
@@ -78,7 +78,7 @@ def act(site: Site, intents: Sequence[Intent]) -> Done:
     refused |= started
     _note(site, _pick(intents, do.Note), refused, unwanted)
     outcomes, unanswered = _tell(site, intents)
-    # What the supervisor said is planned about next; until that is done, it can be asked again.
+    # The next plan handles what the supervisor answered; until then it can be asked again.
     untold = unanswered | {each.invocation for each in outcomes}
     for clear in _pick(intents, do.Clear):
         if clear.invocation in untold:
@@ -105,7 +105,7 @@ def _schedule(site: Site, intents: Sequence[do.Schedule]) -> set[Component]:
 
 
 def _complain_all(answers: dict[Component, ManagerError | None]) -> set[Component]:
-    """Say what was refused; return whose it was."""
+    """Log each refusal; return the workers that were refused."""
     refused = {each: answer for each, answer in answers.items() if answer is not None}
     for component, error in refused.items():
         _complain(component, error)
@@ -113,7 +113,7 @@ def _complain_all(answers: dict[Component, ManagerError | None]) -> set[Componen
 
 
 def _change_incidents(site: Site, intents: Sequence[Intent]) -> bool:
-    """Open, join and elect; closing waits for the commit. True if there was one to change."""
+    """Open, join and elect; closing waits for the commit. True if an incident changed."""
     changed = False
     try:
         for each in intents:
@@ -136,7 +136,7 @@ def _hold(site: Site, intents: Sequence[do.Hold]) -> None:
     for each in intents:
         try:
             site.holds.hold(each.component, each.why)
-        except OSError as error:  # a full disk: it is tried again, and started if that fails
+        except OSError as error:  # a full disk: it is retried; without a hold the worker starts
             _complain(each.component, error)
 
 
@@ -153,7 +153,7 @@ def _release(site: Site, intents: Sequence[do.Release]) -> set[Component]:
 
 
 def _book(site: Site, intents: Sequence[Intent]) -> None:
-    """All that the ledger is to know, in one commit."""
+    """Write all bookings to the ledger in one commit."""
     booking = (do.Book, do.BookSpooled, do.Refund, do.MarkFailed, do.Close)
     wanted = [each for each in intents if isinstance(each, booking)]
     if not wanted:
@@ -191,7 +191,7 @@ def _book_one(site: Site, each: Intent) -> None:
 
 
 def _note_quarantines(site: Site, intents: Sequence[do.Quarantine]) -> None:
-    """Told before it is noted: killed in between, it is told again, never not at all."""
+    """Log each quarantine, then note it: after a kill in between it is logged again, not lost."""
     for each in intents:
         journal.write_quarantine(each.component, each.jobs, user=site.paths.user)
         try:
@@ -201,7 +201,7 @@ def _note_quarantines(site: Site, intents: Sequence[do.Quarantine]) -> None:
 
 
 def _spool(site: Site, intents: Sequence[do.Spool]) -> set[str]:
-    """Return the runs that could not even be spooled: their reports stay."""
+    """Spool deaths; return the runs that could not be spooled: their reports stay."""
     kept = set()
     for each in intents:
         try:
@@ -242,7 +242,7 @@ def _start(
     """Start units, then stop the timers, in the same trip. If it is a while since systemd was
     asked, as with many deaths at once, ask again: a person may have stopped one meanwhile.
 
-    Returns whose start was refused, and whose is no longer wanted.
+    Return the workers whose start was refused, and those that are no longer wanted.
     """
     if not intents:
         _stop(site, timers)
@@ -276,7 +276,7 @@ def _find_unwanted(site: Site, intents: Sequence[do.Start]) -> set[Component]:
 def _note(
     site: Site, intents: Sequence[do.Note], refused: set[Component], unwanted: set[Component]
 ) -> None:
-    """How far each decision got; what was refused is still owed."""
+    """Record how far each decision was carried out; what was refused is still owed."""
     effects = [
         (
             each.component.component_id,
@@ -292,12 +292,12 @@ def _note(
         site.ledger.set_effects(effects)
     except StoreError as error:
         # Effects are idempotent: the next plan finds them done.
-        log(ERROR, "what was done cannot be noted", error=error, hint=error.hint)
+        log(ERROR, "effects of decisions cannot be recorded", error=error, hint=error.hint)
         site.forget_store()
 
 
 def _tell(site: Site, intents: Sequence[Intent]) -> tuple[list[Outcome], set[str]]:
-    """The journal, then the supervisor; returns what it said, and the runs it must answer for."""
+    """Tell the journal, then the supervisor; return its outcomes, and the runs without one."""
     tells = _pick(intents, do.Tell)
     for each in tells:
         if each.is_new:

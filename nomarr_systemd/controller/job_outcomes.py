@@ -1,7 +1,7 @@
-"""Telling the supervisor of deaths, and what it says became of their jobs.
+"""Tells the supervisor of deaths, and reads from its answer what became of their jobs.
 
-Its answer is untrusted: it is bounded, and the plan lets it do no more than give restarts back, and
-fail a pool that has failed by root's own count.
+The answer is untrusted: it is bounded, and the plan uses it only to refund restarts, and to fail a
+pool that has failed by the ledger's own count.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from nomarr_systemd.core.world import Outcome
 from nomarr_systemd.host import clock
 from nomarr_systemd.live.answers import parse_outcomes
 
-QUARANTINES: Final = "job_crashes"  # runs whose jobs were quarantined and restarts given back
+QUARANTINES: Final = "job_crashes"  # runs whose jobs were quarantined and restarts refunded
 TIMEOUT_S: Final = 2.0  # it answers within a second, settled or not
 _KEPT_MS: Final = 30 * 86_400_000
 _KEPT: Final = 1000  # notes, and names of jobs in each: 18 kB at most
@@ -57,7 +57,7 @@ def tell_supervisor(site: Site, tells: Sequence[Tell]) -> tuple[list[Outcome], s
 
 
 def read_quarantines(site: Site, outcomes: Iterable[Outcome]) -> frozenset[str]:
-    """Return the runs among these whose restarts were given back already."""
+    """Return the runs among these whose restarts were refunded already."""
     with contextlib.suppress(StoreError):
         return frozenset(
             each.invocation
@@ -68,7 +68,7 @@ def read_quarantines(site: Site, outcomes: Iterable[Outcome]) -> frozenset[str]:
 
 
 def note_quarantine(site: Site, intent: Quarantine) -> None:
-    """Note that restarts were given back for these jobs; old notes go."""
+    """Note that restarts were refunded for these jobs; remove old notes."""
     now_ms = clock.now().wall_ms
     document = {
         "_key": intent.invocation,

@@ -1,8 +1,8 @@
 """The controller's programs: the one that the failures FIFO wakes, and the reconciler.
 
-systemd starts the first when a hook rings, keeps what is rung while it is away, and starts it
-again if it dies; it leaves by itself after a while without work. Both do the same: observe, plan,
-act, until nothing is left to do. A ring only narrows whom they look at.
+systemd starts the first when a hook writes to the FIFO, keeps what is written while it does not
+run, and starts it again if it dies; it exits after IDLE_S without work. Both do the same: observe,
+plan, act, until nothing is left to do. A report only narrows which workers are observed.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ from nomarr_systemd.systemd.notify import listen_fds, notify
 
 USAGE: Final = f"usage: nomarr-controller {PLACES} [--reconcile]"
 IDLE_S: Final = 30.0
-LOOK_AGAIN_S: Final = 0.5  # at a canary
-LOOK_AT_ALL_MS: Final = 10_000  # at its pool, if nothing rang
+LOOK_AGAIN_S: Final = 0.5  # between two observations of a canary
+LOOK_AT_ALL_MS: Final = 10_000  # between two observations of its pool, if no report comes
 SOON: Final = "nomarr-reconcile-soon.timer"
 _PASSES: Final = 5  # an incident that opens concerns more workers, and so do jobs that are settled
-_NOT_OF_ONE: Final = (ManagerError, StoreError, LedgerUnwritable)  # nobody can be handled
+_NOT_OF_ONE: Final = (ManagerError, StoreError, LedgerUnwritable)  # no worker can be handled
 Stamp = tuple[int, int]
 
 
@@ -59,7 +59,7 @@ def run(
     with_untold: bool = False,
     resumed: Mapping[str, str] | None = None,
 ) -> bool:
-    """Do all there is to do now; True if something is left that no ring will tell of.
+    """Do all there is to do now; True if something is left that no report will trigger.
 
     Call it in ``site.alone()``.
     """
@@ -70,7 +70,7 @@ def run(
     who = None if everybody else [*(each.component for each in deaths), *reports.due]
     configured = set(site.config.components())
     for each in deaths:
-        if each.component not in configured:  # started by hand, and its mask would stay
+        if each.component not in configured:  # a person started it, and its mask would stay
             clear_report(site.paths, each.invocation)
     due = [*reports.due]
     try:
@@ -111,7 +111,7 @@ def _handle_each(
     site: Site, deaths: Iterable[Report], who: Iterable[Component], due: Sequence[Component]
 ) -> None:
     """Handle workers one by one, in one pass each. A fault about one is logged, and what is owed
-    to that worker stays owed; so does what the supervisor answered, which is asked again."""
+    to that worker is retried later; so is the question to the supervisor."""
     reports: dict[Component, list[Report]] = {each: [] for each in sorted(who)}
     for death in deaths:
         reports.setdefault(death.component, []).append(death)
@@ -128,7 +128,7 @@ def _handle_each(
 
 
 def _describe(error: Exception) -> str:
-    """The fault and where it happened, in one line, for whoever mends it."""
+    """Return the error and where it happened, in one line."""
     places = []
     trace = error.__traceback__
     while trace is not None:
@@ -157,15 +157,15 @@ def _clear_seen(site: Site, deaths: Iterable[Report], world: World) -> None:
 
 
 def _waits(world: World) -> bool:
-    """True if the world itself owes what nothing will ring for."""
+    """True if something is left to do that no report will trigger."""
     is_open = any(not each.closed for each in world.incidents.values())
     return is_open or world.ledger != "sound" or bool(world.spooled)
 
 
 def serve(site: Site, fifo: int, applied: Stamp, *, idle_s: float = IDLE_S) -> bool:
-    """Do what is pending now and what the FIFO rings for, until nothing comes for a while.
+    """Handle pending reports, and new ones when the FIFO is written, until none comes for a while.
 
-    True if the settings are no longer those that were applied then.
+    True if another configuration has been applied since ``applied``.
     """
     os.set_blocking(fifo, False)
     poll = select.poll()
@@ -174,14 +174,14 @@ def serve(site: Site, fifo: int, applied: Stamp, *, idle_s: float = IDLE_S) -> b
     seen: Canaries = ()
     looked_ms = 0
     while True:
-        # Lines are only a bell: the facts are in the files, also of lines that were lost.
+        # Lines only wake this process: the facts are in files, also those of lines that were lost.
         with contextlib.suppress(BlockingIOError):
             while os.read(fifo, 65536):
                 pass
         if find_stamp(site.paths) != applied:
             return True
         with site.alone():
-            # While an incident is open, only its canary is watched: a pool is many questions.
+            # While an incident is open, only its canary is watched: a pool takes many questions.
             is_old = monotonic_ms() - looked_ms > LOOK_AT_ALL_MS
             canaries = () if rang else observe_canaries(site)
             if rang or everybody or is_old or canaries != seen:
@@ -192,15 +192,15 @@ def serve(site: Site, fifo: int, applied: Stamp, *, idle_s: float = IDLE_S) -> b
         if everybody and not is_busy:
             _arm(site, owes=owes)
             return False
-        # While nobody reads, systemd would keep all its signals for us.
+        # While this process does not read, systemd would queue all its signals for it.
         site.manager.close()
         rang = bool(poll.poll((LOOK_AGAIN_S if is_busy else idle_s) * 1000))
-        # The last look before leaving is at everybody.
+        # Before it exits, it observes every worker.
         everybody = not rang and not is_busy
 
 
 def _arm(site: Site, *, owes: bool) -> None:
-    """Have the reconciler look again in a minute if something is owed; else in an hour.
+    """Have the reconciler run in a minute if something is owed; else it runs every hour.
 
     systemd itself arms the timer at every failure of a worker.
     """
@@ -212,10 +212,10 @@ def _arm(site: Site, *, owes: bool) -> None:
 
 
 def reconcile(site: Site) -> None:
-    """Look at everybody.
+    """Observe every worker, plan and act.
 
-    A supervisor that came back meanwhile has asked for this run, which may have been past its
-    workers already: then once more.
+    A supervisor that was started meanwhile has requested this run, which may have handled its
+    workers already: then repeat it.
     """
     begun_ms = -1
     while _came_back(site, begun_ms):
@@ -228,7 +228,7 @@ def reconcile(site: Site) -> None:
 
 
 def end_incident(site: Site, pool: str, why: str) -> bool:
-    """End a pool's incident because a person said so: start all that it holds. False: none."""
+    """End a pool's incident for a person: start all that it holds. False if none is open."""
     with site.alone():
         incident = site.incidents.get(pool)
         if incident is None or incident.closed:
@@ -246,7 +246,7 @@ def _came_back(site: Site, since_ms: int) -> bool:
 
 
 def find_stamp(paths: Paths) -> Stamp:
-    """Return what tells one applied configuration from the next."""
+    """Return inode and time of the applied configuration, which each apply changes."""
     try:
         found = os.stat(paths.resolved)
     except OSError:
@@ -272,24 +272,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     except NomarrError as error:
         log(ERROR, str(error), hint=error.hint)
         return error.exit_status
-    except Exception as error:  # what is owed is in files and in the ledger: it is started again
-        log(ERROR, "a fault", fault=_describe(error))
+    except Exception as error:  # what is owed is in files and the ledger: systemd starts it again
+        log(ERROR, "unexpected error", fault=_describe(error))
         return 1
 
 
 def _choose(flags: set[str]) -> Callable[[Site, Stamp], bool]:
-    """Return what the options ask for; its result says whether to begin again."""
+    """Return the function that the options select; it returns True to be called again."""
     if "--reconcile" in flags:
         return _reconcile
     fds = listen_fds()
     if len(fds) != 1:
         raise ConfigError(
-            "no FIFO was handed over", hint="it is started by nomarr-controller.socket"
+            "systemd passed no FIFO", hint="nomarr-controller.socket starts this program"
         )
 
     def work(site: Site, applied: Stamp) -> bool:
         notify("READY=1")
-        # An error leaves the files and what is in the FIFO: the service is started again.
+        # After an error systemd starts the service again; files and FIFO are as they were.
         return serve(site, fds[0], applied)
 
     return work

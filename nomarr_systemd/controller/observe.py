@@ -1,4 +1,4 @@
-"""One look at everything that a plan rests on: ``observe(site, …)`` returns a World.
+"""Reads everything that a plan depends on: ``observe(site, …)`` returns a World.
 
 systemd is asked once for all workers that matter, the supervisor at most twice. Nothing is changed
 here, but for the report of a failure whose hook was lost, which is written as the hook would have.
@@ -50,7 +50,7 @@ from nomarr_systemd.systemd.stop_intent import (
 
 Facts = Mapping[str, str]
 Canaries = tuple[tuple[str | bool, ...], ...]
-_OWN_SIGNALS: Final = frozenset((-6, -9))  # the supervisor kills by these, and can say why
+_OWN_SIGNALS: Final = frozenset((-6, -9))  # the supervisor's, which knows why it sent them
 UNIT_FACTS: Final = (
     *("ActiveState", "LoadState", "InvocationID", "Job", "ConditionResult"),
     *("ConditionTimestampMonotonic", "ExecMainStartTimestampMonotonic"),
@@ -59,12 +59,12 @@ UNIT_FACTS: Final = (
 _TIMER: Final = ("Job", "SubState")
 EXIT_FACTS: Final = ("InvocationID", "Result", "ExecMainCode", "ExecMainStatus")
 _CANARY: Final = ("ActiveState", "LoadState", "InvocationID", "Job")
-_FEW: Final = 8  # accounts that are read one by one
+_FEW: Final = 8  # at most so many accounts are read one by one
 _RUNNING: Final = ("active", "activating", "reloading")
 
 
 class Seen(NamedTuple):
-    """The books as they can be read now."""
+    """The accounts and incidents that were read."""
 
     accounts: Mapping[str, Account] | None  # None: the ledger is away
     incidents: Mapping[str, Incident]
@@ -79,9 +79,9 @@ def observe(
     outcomes: Sequence[Outcome] = (),
     resumed: Mapping[str, str] | None = None,
 ) -> World:
-    """Look at these workers, or at everybody (None), and at whoever their incidents concern.
+    """Observe these workers, or all (None), and those that their incidents concern.
 
-    A ledger that goes away meanwhile is away: then it is looked at once more without it.
+    If the store becomes unavailable meanwhile, observe again without it.
     """
     everybody = site.config.components()
     try:
@@ -129,7 +129,7 @@ def _observe(
     )
 
 
-# Who matters
+# The workers to observe
 
 
 def _choose(
@@ -140,7 +140,7 @@ def _choose(
     spooled: Sequence[Spooled],
     outcomes: Sequence[Outcome],
 ) -> list[Component]:
-    """Return the workers that something may be owed to; all others are left out."""
+    """Return the workers for which something may have to be done."""
     chosen = {each.component: None for each in reports} | dict.fromkeys(who or ())
     pools = {name for name, incident in seen.incidents.items() if not incident.closed}
     pools |= {outcome.component_id.split(":")[1] for outcome in outcomes}
@@ -159,13 +159,13 @@ def _choose(
 
 
 def find_unheard(site: Site, reports: Sequence[Report]) -> list[Report]:
-    """Report failed units whose death nobody has reported and that is on no record."""
+    """Report failed units whose death was not reported and is not on record."""
     known = {each.invocation for each in reports}
     found = []
     failed = {}
     for name in site.manager.list_failed(f"{UNIT_PREFIX}*{UNIT_SUFFIX}"):
         component = find_instance(name.removeprefix(UNIT_PREFIX).removesuffix(UNIT_SUFFIX))
-        if component is not None:  # anybody can start our template by any name
+        if component is not None:  # the template can be started with any name
             failed[component] = name
     questions = dict.fromkeys(failed.values(), EXIT_FACTS)
     shown = site.manager.show_each(questions | {timer_of(each): _TIMER for each in failed})
@@ -190,7 +190,7 @@ def find_unheard(site: Site, reports: Sequence[Report]) -> list[Report]:
     return found
 
 
-# The books
+# Accounts, incidents and the spool
 
 
 def _read_books(site: Site, who: Iterable[Component], outcomes: Sequence[Outcome]) -> Seen:
@@ -357,13 +357,13 @@ def _run_ms(unit: Facts) -> int | None:
 
 
 def _was_away(unit: Facts, supervisor: Facts) -> bool:
-    """True if the supervisor is not there, or is newer than the run that missed it."""
+    """True if the supervisor is not active, or was started after the run that missed it."""
     since = int(supervisor["ActiveEnterTimestampMonotonic"] or 0)
     started = int(unit["ExecMainStartTimestampMonotonic"] or 0)
     return supervisor["ActiveState"] != "active" or since > started
 
 
-# The supervisor: untrusted
+# The supervisor, whose answers are not trusted
 
 
 def _ask_labels(
@@ -391,8 +391,8 @@ def has_open_incident(site: Site) -> bool:
 
 
 def observe_canaries(site: Site) -> Canaries:
-    """Return what is seen of the canaries of open incidents: a few questions, to find out whether
-    a whole look is worth it. Empty: no incident is open."""
+    """Return the state of the canaries of open incidents, by a few questions: only if it changes,
+    the whole pool is observed. Empty: no incident is open."""
     try:
         incidents = {each.pool: each for each in site.incidents.incidents() if not each.closed}
     except StoreError:

@@ -2,7 +2,7 @@
 and one for each worker whose backoff is over. Both only write down what systemd told them.
 
 A report stays until its death is booked, carried out and told. If the supervisor does not answer,
-it goes to ``untold/``, from where it is told again.
+it is moved to ``untold/`` and sent again later.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ UNTOLD_MS: Final = 600_000  # then the claims of the run have expired long ago
 
 
 class Report(NamedTuple):
-    """The hook's words about one failure."""
+    """What the hook reported about one failure."""
 
     component: Component
     invocation: str
     result: str = ""
     exit_code: str = ""
     exit_status: str = ""
-    age_ms: int = 0  # by the clock on the wall
+    age_ms: int = 0  # by wall-clock time
     is_untold: bool = False  # it is booked, and only the supervisor has to be told
 
 
@@ -38,12 +38,12 @@ class Reports(NamedTuple):
     """All that waits for the controller."""
 
     deaths: list[Report]
-    due: dict[Component, int]  # their backoff is over; when that was written, for ``clear_due``
+    due: dict[Component, int]  # backoff is over; time of the file, for ``clear_due``
 
 
 def read_reports(paths: Paths, *, with_untold: bool = False) -> Reports:
-    """Read every complete file. One without its end is being written; one that is no report is
-    removed: the failed unit itself shows what it stood for."""
+    """Read every complete file. One without its last line is being written; one that is no report
+    is removed: the state of the failed unit shows the failure, too."""
     found = Reports([], {})
     for name, text, written_ns in _read_all(paths.pending):
         path = os.path.join(paths.pending, name)
@@ -87,11 +87,11 @@ def _read_all(directory: str) -> Iterable[tuple[str, str, int]]:
                 written_ns = os.fstat(file.fileno()).st_mtime_ns
                 yield name, file.read(MAX_BYTES), written_ns
         except OSError:
-            continue  # another controller was faster
+            continue  # another controller has removed it
 
 
 def _parse(text: str, written_ns: int) -> Report | Component:
-    """Return the failure that a file describes, or the worker whose backoff is over; BadName."""
+    """Return the failure of a file, or the worker whose backoff is over; else raise BadName."""
     words = dict(line.partition("=")[::2] for line in text.splitlines())
     component = parse_component(words.get("INSTANCE", ""))
     if "DUE" in words:
@@ -121,7 +121,7 @@ def write_report(paths: Paths, report: Report) -> None:
 
 
 def make_directory(paths: Paths) -> None:
-    """Make the directory that the hook writes to, should it be gone: a hook cannot."""
+    """Make the directory that the hook writes to if it is missing: a hook cannot."""
     with contextlib.suppress(OSError):
         os.makedirs(paths.pending, 0o700, exist_ok=True)
 
@@ -143,7 +143,7 @@ def keep_untold(paths: Paths, invocation: str) -> None:
 
 
 def clear_due(paths: Paths, component: Component, written_ns: int) -> None:
-    """Remove the ring of a backoff, unless the next backoff has rung meanwhile."""
+    """Remove the report that a backoff is over, unless a newer one was written meanwhile."""
     path = os.path.join(paths.pending, f"due-{component.instance}")
     with contextlib.suppress(OSError):
         if os.stat(path).st_mtime_ns == written_ns:

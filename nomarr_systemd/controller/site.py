@@ -1,5 +1,5 @@
-"""One installation as the controller uses it: its files, its configuration, systemd, and the books,
-which are opened when they are needed: a store that is away must not keep the controller away.
+"""One installation as the controller uses it: its files, its configuration, systemd, and the store,
+which is opened when it is needed: the controller must also work without it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from nomarr_systemd.systemd.manager import Manager
 
 
 class Site:
-    """``alone`` around whatever decides or acts; ``close`` in the end."""
+    """Call ``alone`` around everything that decides or acts, and ``close`` at the end."""
 
     def __init__(self, paths: Paths, config: Config, manager: Manager) -> None:
         self.paths = paths
@@ -57,12 +57,12 @@ class Site:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """One process at a time: what is done twice does no harm, but is told twice."""
+        """Let one process act at a time: doing a thing twice is harmless, but is logged twice."""
         with locked(self.paths.lock):
             yield
 
     def forget_store(self) -> None:
-        """Open it anew when it is needed next: this one is away."""
+        """Close the store; it is opened again when it is needed."""
         store, self._store = self._store, None
         if store is not None:
             store.close()

@@ -15,14 +15,14 @@ from nomarr_systemd.core.policy import Decision, Evidence, History, Rules, decid
 from nomarr_systemd.core.text import one_line
 from nomarr_systemd.core.time import Moment, age_ms
 
-# Counted restarts by boot: invocation, wall_ms, boottime_ms and so on in one row, which JSON reads
-# and writes quickly and a slice takes apart.
+# Counted restarts by boot id. A row repeats invocation, wall_ms, boottime_ms: JSON reads and writes
+# it quickly, and a slice selects one of the three.
 Window = Mapping[str, Sequence[Any]]
 
 MAX_TEXT: Final = 500
 RING: Final = 100  # records kept; also the most restarts that a window can be asked to count
 
-_OWED: Final = ("restart", "hold")  # what a newer death makes pointless; a mask it does not
+_OWED: Final = ("restart", "hold")  # decisions that a newer death replaces; it replaces no mask
 # A restart is scheduled from the start: its timer is made before it is booked.
 _FIRST_EFFECT: Final = {
     "restart": "scheduled",
@@ -35,7 +35,7 @@ _FIRST_EFFECT: Final = {
 class Statistics(NamedTuple):
     """Totals of one account."""
 
-    total_restarts: int  # ever, resets or not
+    total_restarts: int  # ever, also before a reset
     lifetime_restarts: int  # since the last reset
     window_restarts: int
     rate_per_s: float  # window_restarts over the window
@@ -47,7 +47,7 @@ class Account(NamedTuple):
 
     component_id: str
     host: str = ""
-    restart_count: int = 0  # since the last reset: what the lifetime limit is held against
+    restart_count: int = 0  # since the last reset; compared with the lifetime limit
     last_restart_wall_ms: int | None = None
     failed_at_wall_ms: int | None = None
     failure_reason: str | None = None
@@ -58,7 +58,7 @@ class Account(NamedTuple):
     k: int = 0
     last_due: Moment | None = None  # when the present or last run was due to begin
     window: Window = {}  # noqa: RUF012  never changed in place
-    rows: Sequence[str] = ()  # records as they lie in the document, oldest first
+    rows: Sequence[str] = ()  # records as they are in the document, oldest first
 
     @property
     def records(self) -> list[Record]:
@@ -123,8 +123,8 @@ def record_failure(
 ) -> tuple[Account, Record]:
     """Decide and book; a death that is on record already changes nothing.
 
-    ``current`` False: the unit has moved on since. The death counts, but owes nothing, and what a
-    newer one owes stays owed.
+    ``current`` False: the unit is in a newer run. The death counts, but nothing is done about it,
+    and decisions about a newer one stay.
     """
     known = _find_known(account, death.invocation)
     if known is not None:
@@ -138,10 +138,9 @@ def record_failure(
 def book(
     account: Account, death: Death, decision: Decision, rules: Rules, at: Moment
 ) -> tuple[Account, Record]:
-    """Put a decision on record, once, that was taken at another time, ``at``.
+    """Record, once, a decision that was made earlier, ``at``.
 
-    If other things are on record since then, it counts, but it owes nothing any more and takes
-    nothing back.
+    If there are newer records, it counts, but nothing is done about it, and newer decisions stay.
     """
     known = _find_known(account, death.invocation)
     if known is not None:
@@ -153,7 +152,7 @@ def book(
 
 
 def _find_known(account: Account, invocation: str) -> Record | None:
-    """Return the decision on record; for one that only the window remembers, a stand-in."""
+    """Return the decision on record; a substitute if only the window still has it."""
     known = account.find(invocation)
     if known is None and any(invocation in row[0::3] for row in account.window.values()):
         text = "counted before; the ring no longer holds it"
@@ -199,7 +198,7 @@ def _book(
 def refund(
     account: Account, invocation: str, rules: Rules, now: Moment, why: str
 ) -> tuple[Account, Record | None]:
-    """Give a counted restart back to the window: never to the lifetime limit or the backoff.
+    """Take a counted restart out of the window; lifetime limit and backoff still count it.
 
     None if it is not in the window, was refunded before, or ``max_restarts`` refunds were made
     within the window.
@@ -221,7 +220,7 @@ def refund(
 def record_manual(
     account: Account, invocation: str, now: Moment, by: str
 ) -> tuple[Account, Record]:
-    """Record a start by a person: never counted; decisions that were not done are done."""
+    """Record a start by a person: never counted; open decisions are marked as done."""
     known = account.find(invocation, ("manual",))
     if known is not None:
         return account, known
@@ -233,8 +232,8 @@ def record_manual(
 
 
 def note(account: Account, action: str, now: Moment, by: str, text: str = "") -> Account:
-    """A person paused it, or had it run again: on record, never counted. What was owed is not
-    owed any more; whoever runs from here on begins a run of their own."""
+    """Record that a person paused the worker or let it run again: never counted. Restarts and
+    holds that were owed are marked as done; unless it is paused, a new run begins now."""
     account, _record = _append(_settle(account, _OWED), now, action=action, text=text, by=by)
     return account if action == "pause" else account._replace(last_due=now)
 
@@ -247,13 +246,13 @@ def set_effect(account: Account, invocation: str, effect: str, now: Moment) -> A
     mark = f"{known.attempt}|"
     rows = [with_effect(row, effect) if row.startswith(mark) else row for row in account.rows]
     account = account._replace(rows=rows, updated_at_wall_ms=now.wall_ms)
-    # A held worker that was let go begins its run now, not when it was last restarted.
+    # A held worker that is released begins its run now, not when it was last restarted.
     released = known.action == "hold" and known.effect == "pending"
     return account._replace(last_due=now) if released else account
 
 
 def reset(account: Account, now: Moment, by: str) -> Account:
-    """Begin the counts again; the ring stays as history."""
+    """Set the counts to 0; the records stay as history."""
     account, _record = _append(_settle(account, DECISIONS), now, action="reset", by=by)
     return account._replace(
         restart_count=0,
@@ -269,7 +268,7 @@ def reset(account: Account, now: Moment, by: str) -> Account:
 def mark_failed(
     account: Account, failure_reason: str, now: Moment, *, invocation: str = ""
 ) -> Account:
-    """Failed for good by another judgement than the policy's; the count is kept.
+    """Mark the worker as failed for another reason than the policy's; the count is kept.
 
     With the ``invocation`` that led to it, the mask is still owed.
     """
@@ -349,7 +348,7 @@ def _one_line(text: str) -> str:
 
 
 def _count(account: Account, record: Record, *, overtaken: bool = False) -> Account:
-    # A restart that waits for room takes its place in the window when it happens.
+    # A restart that waits for room in the window is counted there from when it is due.
     cooling = record.window_used >= record.window_limit > 0
     begun = record.due if cooling else record.moment
     counted = account._replace(

@@ -1,7 +1,7 @@
-"""One death of a worker: from systemd's words to a class, a code and one line for people.
+"""One death of a worker: from systemd's values to a class, a code and one line for people.
 
-The words are MONITOR_SERVICE_RESULT, MONITOR_EXIT_CODE and MONITOR_EXIT_STATUS of the OnFailure=
-hook (systemd.exec(5)); a label is the supervisor's word for the worker it killed itself.
+The values are MONITOR_SERVICE_RESULT, MONITOR_EXIT_CODE and MONITOR_EXIT_STATUS of the OnFailure=
+hook (systemd.exec(5)); a label says why the supervisor ended the worker.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from nomarr_systemd.core.time import Moment
 
 Reason = Literal["failure", "health", "timeout", "manual"]
 
-# What SIGCHLD says: si_code as systemd shows it in ExecMainCode.
+# si_code of SIGCHLD, as systemd shows it in ExecMainCode.
 _EXIT_WORDS = {"1": "exited", "2": "killed", "3": "dumped"}
 
 UNKNOWN, HEARTBEAT_TIMEOUT, INVALID_HEARTBEAT = -1, -2, -3
@@ -32,7 +32,7 @@ KNOWN_STATUSES = {
     218: "its capabilities cannot be set",
     226: "its name spaces cannot be set up",
     238: "its state directory cannot be made",
-    243: "its credentials cannot be had",
+    243: "its credentials cannot be read",
 }
 
 
@@ -73,14 +73,14 @@ class Death(NamedTuple):
 
 
 class Meaning(NamedTuple):
-    """A result word of systemd: the class and the sentence when nothing else is more exact."""
+    """What a result of systemd or a label means: class, text and code."""
 
     kind: str | None  # None: the exit code decides
     line: str = ""
     code: int | None = None  # None: from the exit code
 
 
-# Every word of $SERVICE_RESULT, in the order of systemd.exec(5).
+# Every value of $SERVICE_RESULT, in the order of systemd.exec(5).
 RESULTS: dict[str, Meaning] = {
     "success": Meaning(None),
     "protocol": Meaning(None, "stopped before it said that it was ready"),
@@ -95,7 +95,7 @@ RESULTS: dict[str, Meaning] = {
     "resources": Meaning("resources", "systemd lacked the resources to run it", UNKNOWN),
 }
 
-# What the supervisor says of a worker that it ended itself.
+# Why the supervisor ended a worker.
 LABELS: dict[str, Meaning] = {
     "stale": Meaning("stale", "no frame came on its pipe", HEARTBEAT_TIMEOUT),
     "startup-timeout": Meaning(
@@ -140,7 +140,7 @@ def classify(
     run_ms: int | None = None,
     at: Moment | None = None,
 ) -> Death:
-    """Return the death that systemd's words describe. Words of a newer systemd are quoted."""
+    """Return the death that systemd's values describe. Values of a newer systemd are quoted."""
     base = Death(component_id, invocation, at=at, stop_asked=stop_asked)
     if start_job:
         line = "its start job failed: see systemctl status"
@@ -148,7 +148,7 @@ def classify(
     code, how = _read_exit(exit_code, exit_status)
     after = "" if run_ms is None else f" after {describe_ms(run_ms)}"
     if label in LABELS and code in (-signal.SIGABRT, -signal.SIGKILL) and result != "oom-kill":
-        # These are the supervisor's own signals: any other cause would have been faster.
+        # These are the supervisor's own signals: another cause would have ended it before them.
         meaning = LABELS[label]
     else:
         meaning = RESULTS.get(result, Meaning(None, f"result {ascii(result)[:40]}"))
@@ -166,7 +166,7 @@ def classify(
 
 
 def recall(kind: str, code: int) -> Death:
-    """Return the death that a ledger record names, where systemd's own words are gone."""
+    """Return the death that a ledger record names, when systemd's values are gone."""
     if kind == "start-job":
         return classify("", start_job=True)
     meanings = (*RESULTS.values(), *LABELS.values())
@@ -181,7 +181,7 @@ def recall(kind: str, code: int) -> Death:
 
 
 def exit_words(main_code: str, main_status: str) -> tuple[str, str]:
-    """Convert ExecMainCode and ExecMainStatus, numbers, to the words that the hook is given."""
+    """Convert ExecMainCode and ExecMainStatus, numbers, to the texts that the hook gets."""
     word = _EXIT_WORDS.get(main_code, "")
     if word in ("killed", "dumped") and main_status.isascii() and main_status.isdigit():
         return word, name_signal(int(main_status[:4]))
@@ -199,7 +199,7 @@ def name_signal(number: int) -> str:
 
 
 def _read_exit(exit_code: str, exit_status: str) -> tuple[int, str]:
-    """Return the code of the record and the words for how the main process ended."""
+    """Return the code of the record and a text that says how the main process ended."""
     if exit_code == "exited" and exit_status.isascii() and exit_status.isdigit():
         status = int(exit_status[:9])
         known = KNOWN_STATUSES.get(status)

@@ -21,7 +21,7 @@ class NomarrError(Exception):
 
 
 class BadName(NomarrError):
-    """A text that names no worker."""
+    """A name or value that is not well formed."""
 
     code = "bad-name"
     exit_status = 2
@@ -84,13 +84,13 @@ class StaleRevision(StoreError):
 
 
 class StoreUnavailable(StoreError):
-    """The store cannot be reached, is full or stayed locked; try again later."""
+    """The store cannot be reached, is full or stayed locked; retry later."""
 
     code = "store-unavailable"
 
 
 class StoreRefused(StoreError):
-    """The store is there and says no: credentials, rights or its configuration are wrong."""
+    """The store answers and refuses: credentials, rights or its configuration are wrong."""
 
     code = "store-refused"
 

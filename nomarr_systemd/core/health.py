@@ -78,7 +78,7 @@ class Transition(NamedTuple):
     context: str
 
 
-# The statuses in the words of the owner contract and of the health decision (docs/contract.md).
+# The statuses as the owner contract and the health decision name them (docs/contract.md).
 REPORTED: Final[Mapping[str, str]] = {
     "unregistered": "pending",
     "pending": "pending",
@@ -182,7 +182,7 @@ def _become_pending(state: State, _event: Event, now: float, _rules: HealthRules
 
 
 def _become_recovering(state: State, event: Event, now: float, rules: HealthRules) -> State:
-    """The deadline is never later than the entry + max_recovery_s, whatever frames come."""
+    """No frame moves the deadline beyond max_recovery_s after the recovery began."""
     asked = rules.max_recovery_s if event.recover_for_s is None else event.recover_for_s
     granted = min(max(asked, rules.min_recovery_s), rules.max_recovery_s)
     since = now if state.recovery_since is None else state.recovery_since

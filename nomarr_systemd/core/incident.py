@@ -13,7 +13,7 @@ from nomarr_systemd.core.time import Moment, age_ms
 
 SPAN_MS: Final = 10_000
 LEAST: Final = 3
-INCIDENT: Final = "incident:"  # how the reason of a hold begins that an incident made
+INCIDENT: Final = "incident:"  # prefix of the reason of a hold that an incident made
 
 
 class Incident(NamedTuple):
@@ -25,7 +25,7 @@ class Incident(NamedTuple):
     opened: Moment
     canary: str
     members: tuple[str, ...]  # all that died in it
-    refunds: tuple[tuple[str, str], ...]  # component and invocation: restarts to give back
+    refunds: tuple[tuple[str, str], ...]  # component and invocation: restarts to refund
     closed: str = ""  # why it was closed; empty: it is open
     closed_wall_ms: int | None = None
 
@@ -37,7 +37,7 @@ class Incident(NamedTuple):
         return f"{alike}; {self.canary} is tried first"
 
     def to_doc(self) -> dict[str, Any]:
-        """As JSON can hold it; JSON makes lists of the tuples."""
+        """Return a dict for JSON, in which tuples become lists."""
         return self._asdict()
 
     @classmethod
@@ -50,9 +50,10 @@ class Incident(NamedTuple):
 
 
 def find_outage(deaths: Iterable[Death], workers: int, now: Moment) -> list[Death]:
-    """Return the deaths that make an outage of a pool with so many workers, or none.
+    """Return the deaths that make an outage of a pool with so many workers; [] if none do.
 
-    Alike, within the last ten seconds, of at least three and at least half of the workers.
+    They have the same class and code, are at most ten seconds old, and are of at least three and
+    at least half of the workers.
     """
     alike: dict[tuple[str, int], dict[str, Death]] = {}
     for death in deaths:
@@ -70,7 +71,7 @@ def open_incident(
 ) -> Incident | None:
     """Return the incident that these deaths of a pool make, if they make one.
 
-    ``booked`` deaths have cost a restart, which is given back to all members but the canary.
+    ``booked`` deaths have cost a restart, which is refunded to all members but the canary.
     """
     booked = list(booked)
     outage = find_outage([*booked, *fresh], workers, now)

@@ -16,7 +16,7 @@ from nomarr_systemd.core.world import Spooled
 
 
 class Schedule(NamedTuple):
-    """Have a timer ring when a restart is due. A bell without a record starts nothing."""
+    """Make a timer for a restart that is due later. A timer without a record starts nothing."""
 
     component: Component
     due: Moment
@@ -87,7 +87,7 @@ class MarkFailed(NamedTuple):
 
 
 class Quarantine(NamedTuple):
-    """Note that restarts were given back for jobs of this run."""
+    """Note that restarts were refunded for jobs of this run."""
 
     component: Component
     invocation: str
@@ -103,7 +103,7 @@ class Mask(NamedTuple):
 
 
 class Start(NamedTuple):
-    """Start the unit if it still is in this failed run and nobody has stopped it."""
+    """Start the unit if it still is in this failed run and no stop was requested."""
 
     component: Component
     run: str
@@ -131,7 +131,7 @@ class Tell(NamedTuple):
 
 
 class FailPool(NamedTuple):
-    """Tell that a whole pool was stopped and masked."""
+    """Log that a whole pool was stopped and masked."""
 
     pool: str
     reason: str
@@ -144,8 +144,8 @@ class Clear(NamedTuple):
     invocation: str
 
 
-# In this order they are carried out; controller.act says why. What is booked is one commit, and so
-# are the notes.
+# The order in which intents are carried out; controller.act says why. All bookings are one commit,
+# and so are all notes.
 ORDER: Final = (
     *(Schedule, OpenIncident, Join, Elect, Hold),
     (Book, BookSpooled, Refund, MarkFailed, Close),

@@ -112,7 +112,7 @@ class CrashRules(Protocol):
 
 def key_of(pool: str, path: str) -> str:
     """The job's key: readable, ordered as the path as far as that is possible, and unique."""
-    import hashlib  # dear, and the controller needs none
+    import hashlib  # slow to import, and the controller does not need it
 
     raw = path.encode("utf-8", "surrogateescape")
     slug = _PLAIN.sub("", path.lower())[:_SLUG] or "0"
@@ -125,7 +125,7 @@ def claim_key(job: str) -> str:
 
 
 def make_job(pool: str, path: str, wall_ms: int) -> Doc:
-    """A new job, or BadName."""
+    """Return a new job; BadName if pool or path cannot be used."""
     check_pool(pool)
     if not path or "\0" in path:
         raise BadName(f"{path!r:.80} is no path", hint="a path has one character at least, no NUL")
@@ -160,7 +160,7 @@ def path_of(doc: Mapping[str, Any]) -> str:
 
 
 def begin(doc: Doc, owner: Owner, wall_ms: int) -> Doc:
-    """A run takes a pending job in hand."""
+    """Mark a pending job as running in this run."""
     return _change(
         doc,
         wall_ms,
@@ -256,7 +256,7 @@ def settle(
 
 
 def find_outcome(books: Mapping[str, Any], invocation: str) -> Outcome | None:
-    """What a pool's books say of a run."""
+    """Return the outcome of a run in a pool's books; None if there is none."""
     for record in reversed(books["records"]):
         if record["invocation"] == invocation:
             return Outcome.from_dict(record)

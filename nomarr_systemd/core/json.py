@@ -13,7 +13,7 @@ _T = TypeVar("_T")
 _REQUIRED: Final = object()
 
 
-MAX_DEPTH: Final = 32  # lists and objects in each other; whoever walks through them may recurse
+MAX_DEPTH: Final = 32  # nested lists and objects; code that walks through them may recurse
 
 
 class JsonError(ValueError):
@@ -49,7 +49,7 @@ def decode(text: str | bytes) -> Any:
 
 
 def is_deep(value: object) -> bool:
-    """True if the value is nested deeper than MAX_DEPTH. Takes no stack itself."""
+    """True if the value is nested deeper than MAX_DEPTH. Does not recurse itself."""
     level = [value]
     for _ in range(MAX_DEPTH):
         level = [

@@ -20,8 +20,8 @@ EFFECTS: Final = ("pending", "scheduled", "started", "done")
 class Record(NamedTuple):
     """What was decided, or what a person did, and how far it has been carried out.
 
-    In the document it is one text, fields between bars: a full ring is then read and written in
-    a fraction of the time of a durable commit, as a hundred JSON objects are not.
+    In the document it is one text with bars between the fields: a hundred of them are read and
+    written much faster than a hundred JSON objects.
     """
 
     attempt: int  # 1, 2, 3 … for as long as the document lives
@@ -42,7 +42,7 @@ class Record(NamedTuple):
     k: int
     next_available_ms: int | None
     text: str  # why, in one line
-    by: str = ""  # who, when a person acted
+    by: str = ""  # the person who acted, if one did
 
     @classmethod
     def read(cls, row: str) -> Record:

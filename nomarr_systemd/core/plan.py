@@ -3,7 +3,7 @@
 Pure. A world is what ``controller.observe`` saw; ``controller.act`` carries the intents out. The
 plan is level-triggered: it does not matter what woke the controller, whether an earlier run of it
 was killed, or which of its intents were carried out. ``_TABLE`` is the only place that says when a
-unit may start. Planned again on its own result, nothing is left to do.
+unit may start. When all intents have been carried out, the next plan is empty.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from nomarr_systemd.core.world import Outcome, Spooled, Unit, Worker, World
 START_JOB_GRACE_MS: Final = 10_000
 MASKED: Final = "it is masked, by a decision before this or by hand"
 RUNNING: Final = ("active", "activating", "reloading", "deactivating", "maintenance")
-NOBODY: Final = "0" * 32  # the invocation of a death that is only thought of
+NOBODY: Final = "0" * 32  # the invocation of a hypothetical death
 
 
 # When a unit may start
@@ -56,7 +56,7 @@ class Owed(NamedTuple):
 
 
 Verdict = Literal["wait", "done", "schedule", "start", "start-job-failed"]
-# The first line that is true decides. After a start the next look finds out whether it began.
+# The first row that is true decides. After a start the next plan finds out whether it succeeded.
 _TABLE: Final[tuple[tuple[str, Callable[[Owed], bool], Verdict], ...]] = (
     ("a job of it is queued", lambda owed: owed.unit.has_job, "wait"),
     ("it is masked", lambda owed: owed.unit.masked, "done"),
@@ -103,7 +103,7 @@ def due_in_ms(record: Record, now: Moment) -> int:
 
 
 def plan(world: World, now: Moment) -> list[Intent]:
-    """Return what is to be done; nothing: all is done."""
+    """Return the intents to carry out; empty if all is done."""
     draft = _Draft(world, now)
     if world.ledger == "sound":
         draft.take_outcomes()
@@ -118,7 +118,7 @@ def plan(world: World, now: Moment) -> list[Intent]:
 
 
 def is_blamed(record: Record) -> bool:
-    """True if this decision holds the death against the worker."""
+    """True if this decision counts the death against the worker."""
     return record.action in ("restart", "fail")
 
 
@@ -159,8 +159,8 @@ class _Draft:
             self._do(do.Clear(worker.component, outcome.invocation))
 
     def _fail_pool(self, worker: Worker, outcome: Outcome) -> None:
-        """Have all workers of the pool masked, but for those that were reset since. The supervisor
-        only says when to look: the crashes that count are those on record."""
+        """Mask all workers of the pool except those that were reset since. The supervisor only
+        triggers this check: the crashes that count are those on record."""
         pool = worker.component.pool
         known = self._world.pools.get(pool)
         death = self._accounts[outcome.component_id].find(outcome.invocation)
@@ -240,8 +240,8 @@ class _Draft:
         return None
 
     def _excuse(self, worker: Worker, death: Death) -> Death:
-        """Return the death with what excuses it now: a hold, a mask, also one that is owed. That
-        the supervisor was away excuses one in a window: a worker could have killed it."""
+        """Return the death with its excuse: a hold, or a mask, also one that is still owed. An
+        absent supervisor excuses one death in a window: a worker could have killed it."""
         held = self._holds[death.component_id]
         if death.supervisor_away and self._was_excused(worker):
             death = death._replace(supervisor_away=False)
@@ -262,7 +262,7 @@ class _Draft:
         )
 
     def _book(self, worker: Worker, death: Death) -> None:
-        """Decide and have it booked. Only a death of the unit's present run owes anything."""
+        """Decide and book. Only a death of the unit's present run leads to a restart or a mask."""
         component, name = worker.component, death.component_id
         death = self._screen(worker, death)
         current = worker.unit.invocation == death.run
@@ -288,7 +288,7 @@ class _Draft:
     # Incidents
 
     def _is_loss(self, worker: Worker, death: Death) -> bool:
-        """True unless it is excused, or final by its own status, as a configuration error is."""
+        """True unless the death is excused, or its exit status is never restarted."""
         return not death.is_excused and death.code not in worker.rules.never_restart
 
     def _find_outage(self, pool: str, deaths: Iterable[tuple[Worker, Death]]) -> None:
@@ -311,7 +311,7 @@ class _Draft:
             self._settle_incident(incident)
 
     def _screen(self, worker: Worker, death: Death) -> Death:
-        """Return the death; one that is part of an incident says so, and its worker is held."""
+        """Return the death; if it is part of an incident, mark it so and hold its worker."""
         component, name = worker.component, death.component_id
         incident = self._incidents.get(component.pool)
         if incident is None or incident.closed or not self._is_loss(worker, death):
@@ -328,9 +328,9 @@ class _Draft:
         return death._replace(incident=incident.text.removeprefix(f"{INCIDENT} "))
 
     def _succeed(self, incident: Incident, worker: Worker, death: Death) -> Incident:
-        """Before the outage costs the canary its last restart, elect another one, if one can be.
+        """Elect another canary if this one would not be restarted any more and another would be.
 
-        Each pays for its own tries, so that this ends.
+        Each canary uses its own restarts, so that this ends.
         """
         if self._would_restart(worker, death):
             return incident
@@ -376,7 +376,7 @@ class _Draft:
                 self._release(worker)
 
     def _settle_incident(self, incident: Incident) -> None:
-        """Give back what the first deaths cost; hold the members that wait for a restart."""
+        """Refund the restarts of the first deaths; hold the members that wait for a restart."""
         for name, invocation in incident.refunds:
             if name in self._workers:
                 self._refund(self._workers[name], invocation, incident.text)
@@ -475,7 +475,7 @@ class _Draft:
             is_started = verdict == "start"
             if is_started:
                 self._do(do.Start(component, unit.invocation))
-            # One that is done and cannot be noted may have given way to a blind one.
+            # A decision that cannot be noted may have been replaced by one of decide_blind.
             if unit.timer != "none" and (is_started or self._world.ledger == "sound"):
                 self._do(do.CancelTimer(component))
             self._note(component, record.invocation, "started" if is_started else "done")
@@ -495,10 +495,10 @@ class _Draft:
     # Without a ledger that can be written
 
     def decide_blind(self) -> None:
-        """Restart after the longest backoff, never mask, and keep each death for later."""
+        """Restart after the longest backoff, never mask, and spool each death."""
         spooled = {entry.death.run: entry for entry in self._world.spooled}
         for worker in self._world.workers:
-            # Those that only the supervisor has to be told were booked before.
+            # Deaths that only the supervisor has to be told are booked already.
             deaths = [each for each in worker.deaths if each.run not in self._world.untold]
             for death in deaths:
                 last = self._accounts[death.component_id].find_last(death.run)
@@ -515,7 +515,7 @@ class _Draft:
             if entry is not None and entry.decision.action == "restart":
                 self._restart_blind(worker, entry.at.later(entry.decision.delay_ms))
             elif worker.account is None and not deaths and (worker.rang or unit.timer == "elapsed"):
-                # Its restart was booked before the ledger went away: its timer says so.
+                # Its timer shows that its restart was booked before the ledger went away.
                 self._do(do.Start(worker.component, unit.invocation))
 
     def _spool(self, worker: Worker, death: Death) -> None:
@@ -545,7 +545,7 @@ def _is_still_failed(unit: Unit, run: str) -> bool:
 
 
 def _start_job(worker: Worker, last: Record) -> Death:
-    """Return the death of a start that was due while the unit stayed as it was."""
+    """Return the death for a start that was due and did not change the unit."""
     return classify(
         "",
         start_job=True,

@@ -21,7 +21,7 @@ OnExhausted = Literal["mask", "cooldown"]
 
 
 class Rules(NamedTuple):
-    """The restart policy of one worker: ``[policy]``, under ``[pool.X.policy]`` and so on."""
+    """The restart policy of one worker: ``[policy]``, overridden by ``[pool.X.policy]``."""
 
     max_restarts: int = 5
     window_s: float = 300.0
@@ -61,10 +61,10 @@ class Decision(NamedTuple):
 
 
 class History(NamedTuple):
-    """What a decision needs to know of the past, laid out so that it costs the same at any age.
+    """What a decision needs to know of the past; a long past does not make a decision slower.
 
-    Restarts in the window are kept by the clock that can judge them: those of this boot by
-    boottime, those of earlier boots by wall time; both in order.
+    Restarts in the window are kept by the clock that gives their age: those of this boot by
+    boottime, those of earlier boots by wall time; both are sorted.
     """
 
     decided: Mapping[str, Decision] = {}
@@ -160,7 +160,7 @@ def _fail(why: str, evidence: Evidence) -> Decision:
 def _count_younger(history: History, window_ms: int, now: Moment) -> int:
     """Count the restarts that are younger than the window; one exactly as old is not."""
     here, elsewhere = history.this_boot_ms, history.other_boots_ms
-    # An age is never negative, so what lies in the future is young however short the window.
+    # An age is never negative: a restart in the future counts, however short the window is.
     return (
         len(here)
         - bisect_right(here, now.boottime_ms - window_ms)
@@ -195,6 +195,6 @@ def _backoff_ms(k: int, invocation: str, rules: Rules) -> int:
     except OverflowError:
         growth = inf
     delay_s = rules.backoff_base_s * growth if rules.backoff_base_s else 0.0
-    # From the invocation and not from chance: who asks again hears the same.
+    # From the invocation, not random: the same death always gets the same delay.
     u = crc32(invocation.encode()) / 2**31 - 1
     return round(1000 * min(rules.backoff_max_s, delay_s * (1 + rules.backoff_jitter * u)))

@@ -1,9 +1,9 @@
 """What another policy would have decided about the failures on record, and what that would have
 cost: the ring of an account, replayed. And what the present policy would do next.
 
-The replay takes it that every run fails after the same time as it did. Restarts that come later
-or sooner move what follows, until a person acts: that happened when it happened. After a mask
-nothing runs until then, so the failures on record in between do not happen.
+The replay assumes that every run fails after the same time as on record. A restart that comes later
+or sooner shifts what follows, up to the next act of a person, whose time is fixed. After a mask
+nothing runs until that act, so the failures on record in between do not happen.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ def simulate(account: Account, rules: Rules, now: Moment, *, since_wall_ms: int 
 
 
 def look_ahead(account: Account, rules: Rules, now: Moment) -> list[Ahead]:
-    """What the next failures would get, the worker dying as soon as it runs: up to the mask, or
-    until it goes on for ever. Without jitter, which comes from ids that are not known yet."""
+    """Return the decisions about the next failures if the worker died as soon as it ran, up to the
+    mask or _AHEAD decisions. Without jitter, which comes from ids that are not known yet."""
     rules = rules._replace(backoff_jitter=0.0)
     found: list[Ahead] = []
     moment = now
@@ -117,22 +117,22 @@ def window_ages(account: Account, now: Moment) -> list[tuple[int, str]]:
 
 
 class _Replay:
-    """An account as it would be under other rules, and how far its time is off the record's."""
+    """An account as it would be under other rules, and the shift of its time from the record's."""
 
     def __init__(self, account: Account, rules: Rules) -> None:
         self._account = account
         self._rules = rules
         self.shift_ms = 0
         self._masked = False
-        self._held = False  # it was let go at a time that is not on record
+        self._held = False  # its hold ended at a time that is not on record
 
     def settle(self) -> None:
         """Begin the replay: a worker that is masked now is masked in both."""
         self._masked = self._account.failed_at_wall_ms is not None
 
     def keep(self, record: Record) -> None:
-        """What no policy decides, as it is on record: people's acts, refunds; and everything
-        that was before the replay begins."""
+        """Apply a record unchanged: an act of a person, a refund, or one from before the replay
+        begins."""
         at = record.moment
         account = self._account
         if record.action == "reset":
@@ -197,7 +197,7 @@ def _is_given(record: Record) -> bool:
 
 
 def _before(account: Account, records: Sequence[Record]) -> Account:
-    """The account as it was before the first record that the ring still holds."""
+    """Return the account as it was before the first record that is still kept."""
     first = records[0]
     known = {record.invocation for record in records}
     window: dict[str, list[object]] = {}

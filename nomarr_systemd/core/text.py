@@ -10,7 +10,7 @@ _BARE_KEY = re.compile(r"[A-Za-z0-9_-]{1,60}")
 
 
 def show(value: object) -> str:
-    """A value out of a TOML document."""
+    """Describe a value of a TOML document."""
     match value:
         case bool():
             return "true" if value else "false"
@@ -36,7 +36,7 @@ def quote(text: str) -> str:
 
 class _Spellings(dict[int, str]):
     """What each character is shown as, for ``str.translate``: one that cannot be printed (controls,
-    line breaks, directions of writing, halves of pairs) is spelled out."""
+    line breaks, writing directions, lone surrogates) is spelled out."""
 
     def __missing__(self, code: int) -> str:
         sign = chr(code)
@@ -68,7 +68,7 @@ def spell(path: tuple[str | int, ...]) -> str:
 
 def ask_for(word: str, known: Iterable[str]) -> str:
     """``did you mean …?`` with the nearest ``known`` word; empty if none is near."""
-    from difflib import get_close_matches  # only a mistake pays for it
+    from difflib import get_close_matches  # slow to import, and only mistakes need it
 
     plain = {_plain(candidate): candidate for candidate in known}
     near = get_close_matches(_plain(word[:80]), plain, n=1)
@@ -94,7 +94,7 @@ def one_line(text: str, limit: int = 4096) -> str:
     shown = text
     if not text.isprintable():
         shown = ""
-        for start in range(0, len(text), _PIECE):  # spelled out, it is long after a few of them
+        for start in range(0, len(text), _PIECE):  # a few spelled-out pieces reach the limit
             shown += escape(text[start : start + _PIECE])
             if len(shown) > limit:
                 break

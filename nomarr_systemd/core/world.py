@@ -1,4 +1,4 @@
-"""What the controller sees: the values that ``core.plan`` rests on. ``controller.observe`` makes
+"""What the controller observes: the values that ``core.plan`` needs. ``controller.observe`` makes
 them; nothing here decides.
 """
 
@@ -23,7 +23,7 @@ class Unit(NamedTuple):
     masked: bool = False
     has_job: bool = False
     wanted: bool = True  # False: a stop was requested since its last start
-    kept_down: bool = False  # its last start met a hold
+    kept_down: bool = False  # a hold prevented its last start
     timer: Literal["none", "waiting", "elapsed"] = "none"
 
 
@@ -36,7 +36,7 @@ class Worker(NamedTuple):
     account: Account | None = None  # None: the ledger cannot be read
     hold: str = ""
     deaths: tuple[Death, ...] = ()  # reported and not cleared, oldest first, the unit's own last
-    rang: bool = False  # a ring says that its backoff is over
+    rang: bool = False  # a report says that its backoff is over
 
 
 class Pool(NamedTuple):
@@ -44,8 +44,8 @@ class Pool(NamedTuple):
 
     workers: int
     window_s: float = 300.0
-    fails_after: int | None = None  # so many crashes, then the next one may fail all; None: never
-    fails_by: str = ""  # the setting that says so
+    fails_after: int | None = None  # more crashes than this may fail the pool; None: never
+    fails_by: str = ""  # the setting that decides this
 
 
 class Spooled(NamedTuple):
@@ -57,8 +57,8 @@ class Spooled(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What the supervisor says of the jobs of a dead run. Untrusted: it can give restarts back, and
-    say that a pool fails, which the plan holds against its own count of crashes."""
+    """What the supervisor says of the jobs of a dead run. Untrusted: it can refund restarts, and
+    report that a pool fails, which the plan checks by its own count of crashes."""
 
     component_id: str
     invocation: str
@@ -74,11 +74,11 @@ class World(NamedTuple):
     pools: Mapping[str, Pool] = {}
     incidents: Mapping[str, Incident] = {}
     recent: Mapping[str, tuple[Death, ...]] = {}
-    untold: frozenset[str] = frozenset()  # reported ones that only the supervisor has to be told
+    untold: frozenset[str] = frozenset()  # runs whose death only the supervisor has to be told
     spooled: tuple[Spooled, ...] = ()  # oldest first
     resumed: Mapping[str, str] = {}  # pools whose incident a person ends, and the reason
     outcomes: tuple[Outcome, ...] = ()
-    quarantines: frozenset[str] = frozenset()  # invocations whose restarts were given back
+    quarantines: frozenset[str] = frozenset()  # invocations whose restarts were refunded
     ledger: Literal["sound", "read-only", "away"] = "sound"
     supervisor_active: bool = True
     healthy: frozenset[str] = frozenset()  # canaries that the supervisor calls healthy

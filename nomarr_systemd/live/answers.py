@@ -39,7 +39,7 @@ class JobsOutcome(NamedTuple):
 
     quarantined: tuple[str, ...]
     refund: tuple[str, ...]
-    fail_pool: bool  # it says so; root counts for itself
+    fail_pool: bool  # not trusted: the plan counts for itself
 
 
 def parse_workers(answer: Answer) -> dict[str, LiveWorker] | None:
@@ -110,7 +110,7 @@ def parse_outcomes(answer: Answer) -> dict[str, JobsOutcome]:
 
 
 def parse_frames(answer: Answer) -> list[dict[str, Any]]:
-    """The fields of each frame of ``blackbox`` that is one, oldest first."""
+    """The fields of each valid frame of ``blackbox``, oldest first."""
     lines = answer.get("frames")
     found = []
     for line in lines[-MAX_FRAMES:] if isinstance(lines, list) else ():

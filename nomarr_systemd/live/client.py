@@ -1,7 +1,7 @@
 """The one client of the supervisor's live socket: ask a question, or subscribe to events.
 
-Answers and events are untrusted: each has one deadline and one limit of size, and what is in them
-is for ``live.answers`` to make values of.
+Answers and events are untrusted: each has one deadline and one limit of size, and
+``live.answers`` converts them to values.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Subscription:
         if not piece:
             return None
         self._rest += piece
-        if b"\n" not in piece:  # only then the line is looked at: it may come byte by byte
+        if b"\n" not in piece:  # a line is split when it is complete: it may come byte by byte
             return [] if len(self._rest) <= MAX_LINE else None
         *lines, self._rest = self._rest.split(b"\n")
         return [event for line in lines if (event := _parse(line))]
@@ -92,7 +92,7 @@ def subscribe(
     total_s: float | None = None,
 ) -> Generator[dict[str, Any], None, None]:
     """Events until the supervisor leaves. NoSupervisor if it is not there at first; TimeoutError
-    after ``timeout_s`` without an event, and after ``total_s`` whatever comes."""
+    after ``timeout_s`` without an event, and after ``total_s`` in any case."""
     ends = None if total_s is None else time.monotonic() + total_s
     subscription = Subscription(path, topics, timeout_s=timeout_s or total_s or _CONNECT_S)
     try:
@@ -126,7 +126,7 @@ def ask(
 class Batch:
     """Questions that belong together: after the first without an answer no more are asked.
 
-    A supervisor that hangs costs the asker one timeout, however much there is to ask.
+    A supervisor that hangs costs the caller one timeout, however many questions there are.
     """
 
     def __init__(self, path: str, *, max_bytes: int = MAX_LINE) -> None:
@@ -151,7 +151,7 @@ def _ask(
 ) -> dict[str, Any]:
     """The answer as it came; {} if none came in time, or none that is an object.
 
-    A supervisor that is started again gets a new socket: who waited in the old one asks again.
+    A supervisor that is started again gets a new socket: a request in the old one is sent again.
     """
     ends = time.monotonic() + timeout_s
     for pause_s in _ASK_AGAIN_S:

@@ -28,7 +28,7 @@ SYSTEM: Final = "system:health"
 QUEUES: Final = "queue:status"  # all queues as one
 JOBS: Final = "queue:jobs"
 
-# The public word for each status of the health machine.
+# The public name of each status of the health machine.
 PUBLIC_STATUS: Final = {
     "unregistered": "stopped",
     "pending": "starting",

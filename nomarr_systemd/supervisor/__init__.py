@@ -1,1 +1,1 @@
-"""The supervisor: reads the workers' pipes, judges their health, and tells everyone who asks."""
+"""The supervisor: reads the workers' pipes, judges their health, serves the live socket."""

@@ -29,7 +29,7 @@ class Announcer:
         self._is_system_queued = False
 
     def tell_frames(self, worker: Worker, frames: Sequence[Frame]) -> None:
-        """Publish frames at once: a kill of the supervisor costs one read, not more."""
+        """Publish frames at once: a kill of the supervisor loses those of one read at most."""
         if not self._subscribers.connections:
             return
         topic = frames_topic(worker.component_id)
@@ -67,13 +67,13 @@ class Announcer:
             self._subscribers.publish(event, worker.order)
 
     def tell_system_soon(self) -> None:
-        """Once for many changes: it reads every worker."""
+        """Publish the system's state once for many changes: it depends on every worker."""
         if not self._is_system_queued and self._subscribers.want(SYSTEM):
             self._is_system_queued = True
             self._loop.soon(self._tell_system)
 
     def describe_system(self) -> dict[str, Any]:
-        """The system's state now; earlier subscribers get it, too, if it is new."""
+        """Return the system's present state, and publish it if it has changed."""
         self._tell_system()
         return self._system
 

@@ -52,7 +52,7 @@ def is_stalled(frame: Frame, stall_timeout_s: float) -> bool:
 
 
 def compare(facts: Facts, state: State, *, frames: int, invocation: str, staleness_s: float) -> str:
-    """The name of the disagreement about a silent worker, or nothing.
+    """Return the name of the disagreement about a silent worker; empty if there is none.
 
     A ping soon after the last frame is no disagreement: both were sent together.
     """

@@ -72,7 +72,7 @@ class Waiter:
 
 class JobSettler:
     """The loop's side. ``on_settled(outcome)`` is called there for every new outcome,
-    ``on_store(is_away)`` when the store goes or comes back."""
+    ``on_store(is_away)`` when the store becomes unavailable or available again."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class JobSettler:
         return outcome.settled[0].path if outcome and outcome.settled else ""
 
     def close(self) -> None:
-        """Let the thread finish, for a second at most: claims tell what is not settled."""
+        """Wait a second at most for the thread; the claims show what is not settled."""
         if self._thread is not None:
             self._send(Leave())
             self._thread.join(_LEAVE_S)
@@ -135,7 +135,7 @@ class JobSettler:
         self._inbox.put(message)
 
     def _post(self, message: _Report) -> None:
-        """From the thread."""
+        """Called in the thread: pass a report to the loop."""
         self._loop.post(partial(self._take, message))
 
     def _take(self, message: _Report) -> None:
@@ -195,12 +195,12 @@ class _Settling:
         self._post = post
         self._rate = RateLimit(burst=3, every_s=60)
         self._is_leaving = False
-        self._config: Config | None = None  # None: it is not known where the jobs are
+        self._config: Config | None = None  # None: the store of jobs is not known yet
         self._store: Store | None = None
         self._is_away = False
         self._owed: dict[Key, RunEnd] = {}
         self._question: Ask | None = None
-        self._vanished: dict[str, float] = {}  # since when a run with claims is gone
+        self._vanished: dict[str, float] = {}  # when a run with claims was first found ended
         self._is_first_sweep = True
         self._sweep_due = 0.0
         self._retry_s = 0.0
@@ -219,7 +219,7 @@ class _Settling:
                 if self._is_away:
                     log(NOTICE, "the store of jobs is back", owed=len(self._owed))
                     self._say_away(is_away=False)
-            except Exception as error:  # the thread's outermost loop; what is owed stays owed
+            except Exception as error:  # the thread's outermost loop; what is owed is retried
                 self._close_store()
                 self._retry_s = min(max(self._retry_s * 2, _FIRST_RETRY_S), _LAST_RETRY_S)
                 self._retry_at = time.monotonic() + self._retry_s
@@ -296,7 +296,7 @@ class _Settling:
         self._post(_Settled((end.invocation, end.counted), outcome, is_new))
 
     def _sweep(self, store: Store, config: Config, now: float) -> None:
-        """Settle claims of runs that have ended, and finish a pool's failure after a kill."""
+        """Settle claims of runs that have ended, and finish a pool's failure that was cut short."""
         wall_ms = time.time_ns() // 1_000_000
         if self._is_first_sweep:
             for pool in config.pools:

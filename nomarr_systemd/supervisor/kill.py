@@ -1,4 +1,4 @@
-"""Ending a worker that is dead by its frames: with a pidfd, so that no other process is signalled.
+"""Ends the process of a worker whose health is dead, by a pidfd, so that no other is signalled.
 
 systemd is asked for the main process, and asked again when the pidfd is open: if it still names
 the same pid, the pidfd holds that process. Pids in frames are never used.
@@ -69,14 +69,14 @@ class Killer:
         self._wanted: set[str] = set()  # invocations that are to end
 
     def kill(self, worker: Worker, cause: str) -> None:
-        """SIGABRT, then SIGCONT in case it is stopped, then SIGKILL after a grace."""
+        """Send SIGABRT, then SIGCONT in case it is stopped, then SIGKILL after ``grace_s``."""
         target = Target(worker, worker.invocation, cause)
         if target.invocation and target.invocation not in self._wanted:
             self._wanted.add(target.invocation)
             self._ask(target)
 
     def forget(self, invocation: str) -> None:
-        """The run has ended: there is nothing left to kill."""
+        """Forget a run that has ended: there is nothing left to kill."""
         self._wanted.discard(invocation)
 
     def _ask(self, target: Target) -> None:

@@ -118,7 +118,7 @@ class Connection:
         gone = events & (select.EPOLLERR | select.EPOLLHUP)
         if events & select.EPOLLIN and not self._read():
             return
-        self._flush()  # also if the peer has left: its request counts
+        self._flush()  # also if the peer has closed: its request is carried out
         if gone:
             self.close()
 
@@ -234,7 +234,7 @@ class Subscribers:
         return any(each.patterns and each.patterns.wants_queues for each in self.connections)
 
     def publish(self, event: Mapping[str, Any], order: int = -1) -> None:
-        """Send an event to those who want its topic. ``order`` is that of the event's worker."""
+        """Send an event to the topic's subscribers. ``order`` is that of the event's worker."""
         line = b""
         for each in tuple(self.connections):
             if order >= each.cursor:

@@ -29,9 +29,9 @@ from nomarr_systemd.supervisor.workers import Worker
 
 NAME: Final = "live.sock"  # of the descriptor; no instance can have this name
 MAX_CONNECTIONS: Final = 256
-RESERVED: Final = 16  # more, for those who are trusted
-MAX_OF_USER: Final = 16  # of those who are not
-IDLE_S: Final = 30.0  # then one that has asked nothing, or no more, is closed
+RESERVED: Final = 16  # more connections, for trusted users only
+MAX_OF_USER: Final = 16  # connections of each user that is not trusted
+IDLE_S: Final = 30.0  # without a request; then a connection that is not trusted is closed
 _PER_PIECE: Final = 50  # workers described before other peers get a turn
 _FINISH_S: Final = 0.5
 _MAX_TEXT: Final = 500
@@ -41,7 +41,7 @@ Request = dict[str, Any]
 
 
 def take_socket(given: list[int]) -> socket.socket | None:
-    """The listening socket that systemd made; None if it could not."""
+    """Return the listening socket that systemd passed; None if there is none."""
     for fd in given[1:]:
         os.close(fd)
     return socket.socket(fileno=given[0]) if given else None
@@ -80,7 +80,7 @@ class LiveServer:
         while True:
             try:
                 accepted = self._listening.accept()[0]
-            except OSError:  # none is left, or it is gone again, or there are too many files
+            except OSError:  # none waits, it was closed again, or too many files are open
                 return
             connection = Connection(self._loop, accepted, self._answer, self._drop, self._trusted)
             if not self._has_room(connection):
@@ -154,7 +154,7 @@ class LiveServer:
     # Reading
 
     def _snapshot(self, _request: Request) -> Iterator[bytes]:
-        """In pieces: 2,000 workers at once would delay the loop."""
+        """Yield the answer in pieces: 2,000 workers at once would delay the loop."""
         yield b'{"ok":true,"workers":['
         comma = b""
         done = -1
@@ -167,7 +167,7 @@ class LiveServer:
         yield b'],"supervisor":' + about.encode() + b"}\n"
 
     def _show_all(self, connection: Connection, patterns: Patterns) -> Iterator[bytes]:
-        """A snapshot of each topic; events follow."""
+        """Yield a snapshot of each topic; events follow."""
         if patterns.match(protocol.SYSTEM):
             system = self._supervisor.announcer.describe_system()
             yield encode(make_event(protocol.SYSTEM, "snapshot", system=system))
@@ -224,7 +224,7 @@ class LiveServer:
     # Changing
 
     def _crashed(self, connection: Connection, request: Request) -> None:
-        """Answered when the jobs of all deaths are settled, or DEFER_S later."""
+        """Record deaths; answer when all their jobs are settled, or DEFER_S later."""
         deaths = []
         outcomes: dict[str, Mapping[str, Any]] = {}
         for each in _objects(request, "deaths"):

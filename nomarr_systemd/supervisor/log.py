@@ -1,5 +1,5 @@
 """The log of resident programs: lines on standard error with a priority, a sentence and fields,
-as journald reads them. A log that nobody reads never blocks its writer: the line is dropped.
+as journald reads them. A log that is not read never blocks its writer: the line is dropped.
 
 ``logging`` and the journal's own client would cost a resident program 1.5 MB.
 """

@@ -1,6 +1,6 @@
 """``nomarr-supervisor``: options, signals, and notifications to systemd.
 
-It ends when it is asked to, or to be started again: its pipes, socket and run state survive that.
+It runs until a signal stops it. If it fails, systemd starts it again: pipes and run state survive.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Program:
         listening = live_server.take_socket(sockets)
         if listening is None:
             hint = "systemctl restart nomarr-supervisor.service"
-            log(ERROR, "systemd gave no live socket: nobody can ask", hint=hint)
+            log(ERROR, "systemd passed no live socket: no request can be answered", hint=hint)
             return None
         owner = os.geteuid() if self._paths.user else 0
         return LiveServer(self._loop, listening, self._supervisor, owner=owner)
@@ -76,7 +76,7 @@ class Program:
         self._loop.close()
 
     def _feed_watchdog(self) -> None:
-        """By a timer of the loop: the watchdog is fed only while the loop runs."""
+        """Feed the watchdog by a timer of the loop, so that it is fed only while the loop runs."""
         self._say("WATCHDOG=1")
         self._loop.at(self._loop.now + self._watchdog_s / 2, self._feed_watchdog)
 

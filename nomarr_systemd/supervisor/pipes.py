@@ -65,7 +65,7 @@ def unstore(name: str) -> None:
 
 
 def grant(fd: int, user: str) -> None:
-    """Let one user write to a pipe, and nobody else but its owner: by an ACL, since only root can
+    """Let one user and the owner write to a pipe, and no other user: by an ACL, since only root can
     give a file to another group."""
     try:
         uid = pwd.getpwnam(user).pw_uid
@@ -79,7 +79,7 @@ def grant(fd: int, user: str) -> None:
         packed = b"".join(struct.pack("<HHI", *entry) for entry in entries)
         os.setxattr(fd, _ACL, struct.pack("<I", _ACL_VERSION) + packed)
     except (KeyError, OSError) as error:
-        log(WARNING, f"{user} cannot be given a pipe: its workers cannot be heard", error=error)
+        log(WARNING, f"{user} cannot be allowed to write a pipe: its frames are lost", error=error)
 
 
 class Pipes:

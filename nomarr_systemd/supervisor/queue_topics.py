@@ -1,6 +1,6 @@
-"""The topics of queues and jobs on the live socket (docs/contract.md). Workers' frames tell that
-something changed. What it is, the settler's thread reads from the store: soon while there is a
-subscriber, and every 30 s always.
+"""The topics of queues and jobs on the live socket (docs/contract.md). Workers' frames show that
+something changed; the settler's thread then reads the store, soon after a frame if there is a
+subscriber, and every 30 s in any case.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class QueueTopics:
 
 
 def read(question: Question, store: Store) -> Look:
-    """In the settler's thread."""
+    """Read the store; called in the settler's thread."""
     metrics = {name: _metrics(frame) for name, frame in question.frames.items()}
     pools = [pool.name for pool in question.config.pools]
     queues = {pool: _describe_queue(store, pool, metrics) for pool in pools}

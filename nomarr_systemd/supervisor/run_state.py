@@ -1,7 +1,7 @@
 """What the supervisor must know after it was killed: runs, its own kills, crashes, failures.
 
 A file in the runtime directory, which systemd keeps over a restart and removes at a stop. It has
-one record of fixed size per worker, written with one write within a page, so a kill tears none.
+one record of fixed size per worker, written with one write within a page: none is half written.
 If the file cannot be written (/run is full), the supervisor goes on and retries later.
 """
 

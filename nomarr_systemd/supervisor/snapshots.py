@@ -1,6 +1,6 @@
 """History of workers' health, written by a thread: the loop sends samples and never waits.
 
-If the store is slow or away, samples are lost and nothing else. SQLite is imported with the first.
+If the store is slow or away, only samples are lost. SQLite is imported for the first sample.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Snapshots:
         self._rate_slow = RateLimit(burst=1, every_s=60)
 
     def offer(self, settings: StoreSettings, samples: Sequence[Sample]) -> None:
-        """Have a batch written, unless the one before is still waiting."""
+        """Queue a batch to be written; skip it if the one before still waits."""
         if self._thread is None:
             # A daemon: a store that hangs must not delay the end of the program.
             self._thread = threading.Thread(target=self._run, name="history", daemon=True)

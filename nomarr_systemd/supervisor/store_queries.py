@@ -1,7 +1,7 @@
 """Questions of the live socket that the work store answers: history of health, lists of jobs.
 
-A thread of their own reads, with a store of its own: neither the loop nor the settling of jobs
-waits for them. Whoever may connect may ask, so every answer is bounded.
+A separate thread reads, with its own connection to the store: neither the loop nor the settling
+of jobs waits for it. Every user that may connect may ask, so every answer is bounded.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Question(NamedTuple):
 
 
 class StoreQueries:
-    """The loop's side; ``settings`` says which store is in force."""
+    """The loop's side; ``settings`` returns the settings of the store in force."""
 
     def __init__(self, loop: Loop, settings: Callable[[], StoreSettings]) -> None:
         self._loop = loop
@@ -54,9 +54,9 @@ class StoreQueries:
         self._waiting = 0
 
     def ask(self, query: Query, reply: Reply) -> None:
-        """Have a question answered. If too many wait, it is refused at once."""
+        """Queue a question. If too many wait, refuse it at once."""
         if self._waiting >= MAX_WAITING:
-            reply({"ok": False, "error": "too many questions wait for the store; ask again later"})
+            reply({"ok": False, "error": "too many questions wait for the store; retry later"})
             return
         self._waiting += 1
         if self._thread is None:

@@ -67,7 +67,7 @@ class ReportedDeath(NamedTuple):
 
 class Supervisor:
     """``start``, ``watch_pipes``, then the loop's ``run``, then ``close``. ``stored`` are the
-    pipes that systemd kept, by instance. ``config`` None: there is none, keep what is there."""
+    pipes that systemd kept, by instance. ``config`` None: it is not valid; keep every pipe."""
 
     def __init__(
         self, paths: Paths, config: Config | None, loop: Loop, stored: dict[str, list[int]]
@@ -127,7 +127,7 @@ class Supervisor:
             self._run_state.forget(component_id)
         self._loop.watch(self._units.fd, select.EPOLLIN, self._take_units, first=True)
         self._arm_snapshot()
-        if self._is_configured:  # else it is not known where the jobs are
+        if self._is_configured:  # else the store of jobs is not known
             self._settler.configure(self._config)
             self.queue_topics.configure(self._config)
 
@@ -158,7 +158,7 @@ class Supervisor:
         self.announcer.tell_system_soon()
 
     def close(self) -> None:
-        """Pipes and run state stay for the next supervisor."""
+        """Close everything but the pipes; they and the run state stay for the next supervisor."""
         self._settler.close()
         self._snapshots.close()
         self._units.close()
@@ -216,14 +216,14 @@ class Supervisor:
             self._read(worker)
 
     def _read(self, worker: Worker) -> None:
-        """One read; if there may be more, another after other workers had theirs."""
+        """Read once; if there may be more, read again after the other workers were read."""
         worker.is_queued = False
         if worker.fd < 0:
             return
         chunk = pipes.read(worker.fd)
         if not chunk:
             worker.is_hung_up = False
-            if chunk is not None:  # no writer is left: the link tells if the run has ended
+            if chunk is not None:  # no writer is left: systemd's link shows if the run ended
                 worker.decoder.finish()
                 self._sync(worker)
             return
@@ -349,8 +349,8 @@ class Supervisor:
         return bool(wanted) and self._units.read_wanted(worker.component) != wanted
 
     def _end_run(self, worker: Worker) -> None:
-        """The run has ended. Its jobs are settled now if it was asked to stop or sent a stopping
-        frame; else when the controller reports the death."""
+        """Record the end of the run. Its jobs are settled now if a stop was requested or it sent a
+        stopping frame; else when the controller reports the death."""
         invocation = worker.invocation
         self._killer.forget(invocation)
         is_requested = self._is_stop_requested(worker)
@@ -370,7 +370,7 @@ class Supervisor:
         self._actions.follow(worker, worker.step(event, self._loop.now, self._rules))
 
     def _be_due(self, worker: Worker) -> None:
-        """A deadline: read what is in the pipe and check for a stop before the tick."""
+        """Handle a deadline: read the pipe and check for a stop request before the tick."""
         for _ in range(2):
             if not (chunk := pipes.read(worker.fd)):
                 break
@@ -491,7 +491,7 @@ def _split(
     """Frames of runs before the present one, and its own.
 
     One that names no run belongs to the run that has ended, if one has; else to the present one,
-    except a farewell: that is of a run in between.
+    except a stopping frame: that is of a run in between.
     """
     old: list[Frame] = []
     new: list[Frame] = []

@@ -54,7 +54,7 @@ class UnitQueries:
 def _show(
     loop: Loop, units: list[str], deliver: Callable[[Shown, str], None], *, user: bool
 ) -> None:
-    """In the thread."""
+    """Ask systemd; called in the thread."""
     from nomarr_systemd.systemd.manager import Manager, ManagerError  # large, and seldom needed
 
     shown: Shown = {}

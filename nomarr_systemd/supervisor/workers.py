@@ -26,7 +26,7 @@ from nomarr_systemd.live.protocol import PUBLIC_STATUS
 from nomarr_systemd.supervisor.frame_ring import FrameRing
 from nomarr_systemd.supervisor.loop import Loop
 
-_GRAIN_S: Final = 0.25  # deadlines are rounded up to a multiple of this, or of less
+_GRAIN_S: Final = 0.25  # deadlines are rounded up to a multiple of this at most
 _RUNNING: Final = ("pending", "healthy", "unhealthy", "recovering")
 
 
@@ -76,11 +76,11 @@ class Worker:
         self.armed: float | None = None  # the deadline that a timer is set for
         self.is_queued = False  # a read of the pipe is due after other workers had theirs
         self.is_hung_up = False
-        self.shown: tuple[Any, ...] | None = None  # what subscribers saw last
+        self.shown: tuple[Any, ...] | None = None  # what subscribers were sent last
 
     @property
     def status(self) -> str:
-        """The public word for its health."""
+        """The public name of its health."""
         if self.state.stopping and self.state.status in _RUNNING:
             return "stopping"
         return PUBLIC_STATUS[self.state.status]
@@ -105,7 +105,7 @@ class Worker:
         return frames
 
     def may_be_of_new_run(self, frames: Iterable[Frame]) -> bool:
-        """Whether a run may have begun that is not known yet: none is, the known one is dead, or
+        """Whether a run may have begun that is not known yet: no run is, the known one is dead, or
         a frame names another."""
         mine = ("", self.invocation)
         return (
@@ -134,7 +134,7 @@ class Worker:
                 continue
             self.frame = frame
             self.frames += 1
-            # The same event again at the same time changes nothing, but the dead count each one.
+            # The same event again at the same time changes nothing; only a dead worker counts each.
             if frame.event is not last or self.state.status == "dead":
                 transitions += self.step(frame.event, now, rules)
                 last = frame.event

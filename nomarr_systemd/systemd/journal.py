@@ -76,7 +76,7 @@ def write_quarantine(component: Component, jobs: Sequence[str], *, user: bool) -
 
 
 def write_act(component: Component, act: str, by: str, *, user: bool) -> None:
-    """Write one entry about what a person did: ``act`` is a word such as paused."""
+    """Write one entry about what a person did: ``act`` is a participle: paused."""
     fields = {"NOMARR_ACT": act, "NOMARR_BY": by}
     text = f"{component.instance}: {act} by {by}"
     _send(text, ACT_ID, _ACT_PRIORITY, "nomarrctl", _name_worker(component, user=user) | fields)
@@ -118,7 +118,7 @@ def _transmit(fields: Mapping[str, str]) -> None:
     """Send an entry in journald's native protocol, and never wait: a journald that hangs must not
     hold up a restart. libsystemd would wait, and costs the controller half of its start.
 
-    Each value is one printable line, whatever it was made of: no value can begin another field.
+    Each value is made one printable line, so that no value can begin another field.
     """
     entry = "".join(f"{name}={one_line(value)}\n" for name, value in fields.items()).encode()
     kind = socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC

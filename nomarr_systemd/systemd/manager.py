@@ -1,7 +1,7 @@
-"""systemd's manager, the system's or a user's: what it is asked and told.
+"""A client of systemd's manager, the system's or a user's.
 
 Questions, starts and timers go over its bus; what changes files or is waited for goes through
-``systemctl``. When to do what is decided above. Names of units come from core.ids.
+``systemctl``. Callers decide when to do what. Names of units come from core.ids.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _GONE: Final = (
     *("org.freedesktop.DBus.Error.UnknownInterface", "org.freedesktop.DBus.Error.UnknownProperty"),
     "org.freedesktop.DBus.Error.UnknownObject",
 )
-# Properties that ListUnitsByNames tells; each takes its own from a row of the list.
+# Properties in the answer of ListUnitsByNames, and how to take each from a row of it.
 _LISTED: Final[Mapping[str, Callable[[Sequence[Any]], Any]]] = {
     "LoadState": itemgetter(2),
     "ActiveState": itemgetter(3),
@@ -154,8 +154,8 @@ class Manager:
     def queue_all(
         self, *, start: Iterable[str] = (), stop: Iterable[str] = ()
     ) -> dict[str, ManagerError | None]:
-        """Queue starts, then stops, and wait for none; what systemd said to each. One trip for
-        all. A unit that is not loaded is stopped."""
+        """Queue starts, then stops, and wait for none; return systemd's error, or None, for each.
+        One trip for all. A unit that is not loaded is stopped already."""
         calls = {unit: Call("StartUnit", "ss", (unit, "replace")) for unit in start}
         calls |= {unit: Call("StopUnit", "ss", (unit, "replace")) for unit in stop}
         return {
@@ -166,7 +166,7 @@ class Manager:
         }
 
     def begin_stop(self, unit: str) -> None:
-        """Queue a stop and do not wait for it; one that is not there is stopped."""
+        """Queue a stop and do not wait for it; a unit that is not loaded is stopped already."""
         with contextlib.suppress(NotLoaded):
             self._ask(Call("StopUnit", "ss", (unit, "replace")))
 
@@ -209,8 +209,8 @@ class Manager:
         self._call("systemctl", "reload-or-restart", unit)
 
     def schedule_all(self, due_ms: Mapping[Component, int]) -> dict[Component, ManagerError | None]:
-        """Make timers that start ``nomarr-restart@`` once, at these CLOCK_MONOTONIC times; what
-        systemd said to each. One trip for all, but for those that have a timer already."""
+        """Make timers that start ``nomarr-restart@`` once, at these CLOCK_MONOTONIC times;
+        return systemd's error, or None, for each. One trip, unless one has a timer already."""
         calls = {each: self._timer_call(each, when) for each, when in due_ms.items()}
         answers = self._try_all(calls)
         for component, answer in answers.items():
@@ -220,7 +220,7 @@ class Manager:
 
     def _replace_timer(self, component: Component, call: Call) -> ManagerError | None:
         for _ in range(_REPLACE_TRIES):
-            self.cancel_timer(component)  # unloaded as soon as the manager comes round to it
+            self.cancel_timer(component)  # the manager unloads it a moment later
             answer = self._try_all({component: call})[component]
             if not isinstance(answer, AlreadyThere):
                 return answer
@@ -228,8 +228,8 @@ class Manager:
         return Refused(f"{timer_of(component)} is there and cannot be replaced")
 
     def _timer_call(self, component: Component, due_ms: int) -> Call:
-        """By OnStartupSec=, an absolute time: OnActiveSec= begins again at every daemon-reload. The
-        timer stays when it has elapsed, so that one that is gone was cancelled."""
+        """Use OnStartupSec=, an absolute time: OnActiveSec= begins again at every daemon-reload.
+        The timer stays when it has elapsed; if it is gone, it was cancelled."""
         if self._started_us is None:
             self._started_us = int(self.show_manager(_STARTED)[_STARTED])
         # Whole milliseconds, or a daemon-reload would round it.
@@ -262,7 +262,7 @@ class Manager:
         return found
 
     def _try_all(self, calls: Mapping[_Key, Call]) -> dict[_Key, ManagerError | None]:
-        """Many calls in one trip; a refusal of one is no matter of the others."""
+        """Send many calls in one trip; if one is refused, the others are still done."""
         answers = self._exchange(list(calls.values())) if calls else []
         return {
             key: _refusal(call, answer) if isinstance(answer, BusError) else None
@@ -311,7 +311,7 @@ def read_timer(shown: Mapping[str, str]) -> Literal["none", "waiting", "elapsed"
     """Read the state of a restart's timer from its Job and SubState."""
     if shown["SubState"] == "elapsed":
         return "elapsed"
-    # A manager with much to do has answered before it got round to start it.
+    # A busy manager answers before it has started the timer.
     return "waiting" if shown["SubState"] in ("waiting", "running") or shown["Job"] else "none"
 
 

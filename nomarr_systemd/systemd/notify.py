@@ -1,7 +1,6 @@
 """sd_notify, and the descriptors that systemd passes, for the controller.
 
-By hand: loading libsystemd for these lines would hold up the restart that the controller was
-started for.
+libsystemd is not used: loading it would delay the restart that the controller was started for.
 """
 
 from __future__ import annotations

@@ -53,7 +53,9 @@ class RunningUnits:
             names = self._watch.read()
         except FileNotFoundError as error:
             # After a restart of the supervisor a new directory is watched; nothing is lost by it.
-            raise NomarrError(f"{self.directory} was removed", hint="it will be back") from error
+            raise NomarrError(
+                f"{self.directory} was removed", hint="systemd makes it anew"
+            ) from error
         if names is None:
             return None
         prefixes = (_LINK + UNIT_PREFIX, _LINK + WANTED_PREFIX)

@@ -38,9 +38,9 @@ def was_asked_to_stop(unit: Facts, wanted: Facts) -> bool:
 
 
 def was_asked_before(died_us: int, wanted: Facts) -> bool:
-    """The same for a run that the unit has left behind: a stop was requested shortly before it
-    died, at a time that only its report tells, as a restart that ends badly does. A start between
-    the stop and the death makes it another run's stop."""
+    """The same for an older run of the unit, whose time of death only its report has: True if a
+    stop or restart was requested shortly before. If the worker was started between the stop and
+    the death, the stop was another run's."""
     stopped = _us(wanted, "InactiveEnterTimestampMonotonic")
     if stopped + _RESTART_US < _us(wanted, "InactiveExitTimestampMonotonic") <= died_us:
         return False

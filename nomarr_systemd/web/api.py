@@ -14,12 +14,12 @@ from nomarr_systemd.web.site import Site
 
 Query = dict[str, str]
 Answer = Callable[[Site, Query, str], Awaitable[object]]
-ANY: Final = ("*",)  # the answer itself says what is wrong with a parameter
+ANY: Final = ("*",)  # the function itself checks the parameters
 _MAX_PARAMETERS: Final = 20
 
 
 def parse_worker(name: str) -> Component:
-    """The worker that a path names; a name that cannot be one is that of no worker."""
+    """Return the worker that a path names; NoSuchWorker also if the name is not well formed."""
     try:
         return parse_component(name)
     except BadName as error:
@@ -145,7 +145,7 @@ class MetricsHandler(Handler):
 
 
 class HealthHandler(Handler):
-    """``/healthz``: this process answers. ``/readyz``: it knows of the workers."""
+    """``/healthz``: this process answers. ``/readyz``: the supervisor answers, too."""
 
     needs_token = False
 

@@ -1,7 +1,7 @@
 """Events for many readers: a bounded ring, coalescing, resuming, and what a slow reader lost.
 
-No socket and no clock. A reader is a place in the ring; readers that want the same topics from the
-same place on share the bytes that are made for them.
+No socket and no clock. A reader is a place in the ring; readers with the same topics at the same
+place share the encoded bytes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from nomarr_systemd.live.protocol import Patterns
 
 MAX_EVENTS: Final = 5000
 MAX_BYTES: Final = 8 << 20
-# Of these only the last in a batch is sent: each says all that there is to say of its topic.
+# Of these only the last in a batch is sent: each has the whole state of its topic.
 _STATES: Final = frozenset(("worker_update", "queue_update", "system_update"))
 
 
@@ -117,7 +117,7 @@ class Broker:
                 yield event[name]
 
     def forget_states(self) -> None:
-        """The supervisor was away: what it says next is the whole truth."""
+        """Forget all states: after an absence the supervisor sends all of them again."""
         self._state.clear()
 
     def _keep(self, topic: str, kind: str, event: Mapping[str, Any]) -> None:

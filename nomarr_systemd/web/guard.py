@@ -1,4 +1,4 @@
-"""Who may ask what: Host, Origin, Sec-Fetch-Site, the token, and the user behind a local client.
+"""Checks of requests: Host, Origin, Sec-Fetch-Site, the token, and the user of a local client.
 
 Pure but for ``find_peer_uid``. The page itself and its files hold no data and need no token.
 """
@@ -37,7 +37,7 @@ class Refusal(NamedTuple):
 
 
 class Guard(NamedTuple):
-    """``hosts`` None: any (a Unix socket, which no browser can be led to). An empty ``token``:
+    """``hosts`` None: any (a Unix socket, which no web page can reach). An empty ``token``:
     none is needed."""
 
     hosts: frozenset[str] | None
@@ -46,17 +46,17 @@ class Guard(NamedTuple):
     def check(self, method: str, headers: Mapping[str, str], *, data: bool) -> Refusal | None:
         """Why a request is refused; ``data`` says that it asks for more than the page's files."""
         if method not in ("GET", "HEAD"):
-            return Refusal(405, "this server only answers questions: GET and HEAD")
+            return Refusal(405, "only GET and HEAD are allowed")
         host = split_host(headers.get("Host", ""))
         if self.hosts is not None and host not in self.hosts:
             hint = "use one of the names it listens on, or add the name to [web] hosts"
             return Refusal(421, "this server does not answer to that Host", hint)
         origin = headers.get("Origin")
         if origin is not None and split_host(origin.partition("://")[2]) != host:
-            return Refusal(403, "another site may not ask here")
+            return Refusal(403, "requests of other sites are refused")
         site = headers.get("Sec-Fetch-Site", "none")
         if data and site not in ("none", "same-origin"):
-            return Refusal(403, "another site may not ask here")
+            return Refusal(403, "requests of other sites are refused")
         if data and self.token and not self._is_token(headers.get("Authorization", "")):
             return Refusal(401, "a token is needed", "send Authorization: Bearer TOKEN")
         return None

@@ -1,4 +1,4 @@
-"""What every request goes through: checks, headers, errors; the page's files."""
+"""Checks, headers and errors of every request, and the page's files."""
 
 from __future__ import annotations
 
@@ -87,28 +87,28 @@ class Handler(RequestHandler):
             known = (_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS)
             self.refuse(next(known, 500), str(error), error.hint)
         elif isinstance(error, HTTPError) and status_code < 500:
-            self.refuse(status_code, self._reason, "GET /api/openapi.json says what there is")
+            self.refuse(status_code, self._reason, "GET /api/openapi.json lists all paths")
         else:
-            self.refuse(500, "this answer could not be made; the journal of nomarr-web says why")
+            self.refuse(500, "the request failed; the journal of nomarr-web.service says why")
 
     def log_exception(self, kind: Any, value: Any, trace: Any) -> None:
-        if not isinstance(value, NomarrError):  # those were answered in words
+        if not isinstance(value, NomarrError):  # those were sent to the client
             super().log_exception(kind, value, trace)
 
 
 class MissingHandler(Handler):
-    """Everything that is not there; asked for with rights or without."""
+    """Answers every unknown path with 404, with or without a token."""
 
     needs_token = False
 
     async def get(self, *_: str) -> None:
-        self.refuse(404, "there is nothing here", "GET /api/openapi.json says what there is")
+        self.refuse(404, "there is no such path", "GET /api/openapi.json lists all paths")
 
     head = get
 
 
 class FileHandler(Handler, StaticFileHandler):
-    """The page and its files: checked again by the browser each time, and then not sent again."""
+    """The page and its files. The browser asks each time; an unchanged file is not sent again."""
 
     needs_token = False
 

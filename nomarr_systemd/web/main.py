@@ -1,4 +1,4 @@
-"""``nomarr-web``: options, address, token, signals. It ends at once when it is asked to."""
+"""``nomarr-web``: options, address, token, signals. It exits at once on SIGTERM and SIGINT."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MIN_TOKEN: Final = 16
 
 
 def read_settings(scope: Scope) -> WebSettings:
-    """``[web]`` as it was applied; before the first apply, or if that is closed, the defaults."""
+    """``[web]`` as it was applied; the defaults before the first apply, or if it cannot be read."""
     try:
         return scope.read_in_force().web
     except NotApplied:
@@ -81,7 +81,7 @@ def make_guard(settings: WebSettings, token: bytes) -> Guard:
 
 
 async def serve(scope: Scope, settings: WebSettings) -> None:
-    """Until a signal asks to end."""
+    """Serve until SIGTERM or SIGINT."""
     token = read_token(settings)
     guard = make_guard(settings, token)
     sockets = open_sockets(settings.listen)

@@ -1,6 +1,6 @@
 """``/metrics``: a collector over one cached look at everything (docs/web.md#metrics).
 
-Labels are pools, workers and words of fixed lists: no invocations, no paths, no names of jobs.
+Labels are pools, workers and values of fixed lists: no invocations, no paths, no names of jobs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _QUEUE_STATES: Final = ("pending", "running", "completed", "errors", "quarantine
 
 
 class Sources(NamedTuple):
-    """Where figures come from besides the look: the live socket's states, and this process."""
+    """Figures that are not in ``State``: the live socket's states, and this process."""
 
     workers: Mapping[str, Mapping[str, Any]]
     queues: Mapping[str, Mapping[str, Any]]
@@ -61,7 +61,7 @@ class Metrics:
         return self._collect()
 
     def render(self, state: State | None, sources: Sources) -> bytes:
-        """``state`` None: it could not be read; that is a figure, too."""
+        """Return the text. ``state`` None: it could not be read, and nomarr_up is 0."""
         self._collect = lambda: self._make(state, sources)
         return bytes(generate_latest(self._registry))
 
@@ -91,7 +91,7 @@ class Metrics:
             yield failures
             yield from _workers(state, sources.workers)
             age = time.monotonic() - state.at
-            yield _gauge("nomarr_look_age_seconds", "Age of the look at systemd and ledger.", age)
+            yield _gauge("nomarr_look_age_seconds", "Age of the data of systemd and ledger.", age)
 
     def _count(self, state: State) -> None:
         """Add records that are new since the last look."""
@@ -113,7 +113,7 @@ class Metrics:
     def _totals(self, state: State) -> Iterator[Metric]:
         decisions = CounterMetricFamily(
             "nomarr_decisions",
-            "Records of the ledger by action and class of death (none: nobody died).",
+            "Records of the ledger by action and class of death (none: no death).",
             labels=["pool", "action", "class"],
         )
         for key, number in sorted(self._decisions.items()):

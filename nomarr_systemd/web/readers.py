@@ -44,7 +44,7 @@ _CLOSED: Final = MESSAGE_IDS["incident-closed"]
 
 
 class Unavailable(NomarrError):
-    """The supervisor does not answer, and nothing else knows."""
+    """The supervisor does not answer, and there is no other source."""
 
     code = "unavailable"
 
@@ -177,7 +177,7 @@ def read_history(scope: Scope, worker: Component, query: Mapping[str, str]) -> d
     answer = _ask_history(scope, [worker], since_ms, until_ms, points, records=True)
     mine = answer.get(worker.component_id, {})
     records = {each.attempt: each for each in _parse_records(mine)}
-    # The ledger itself is never behind.
+    # The ledger itself is newer than the archive.
     account, problem = read_published(scope.paths.public, worker)
     records |= {r.attempt: r for r in account.records if since_ms <= r.wall_ms < until_ms}
     return {
@@ -246,7 +246,7 @@ def try_policy(
 
 def list_incidents(state: State) -> dict[str, Any]:
     """Open incidents, by the holds that they made; past ones, by the controller's entries in the
-    journal. The ledger's own document is root's."""
+    journal. Only root can read the ledger's own document."""
     now: dict[str, dict[str, Any]] = {}
     for view in state.overview.views:
         if view.held.startswith(INCIDENT):
@@ -298,7 +298,7 @@ def _read_past_incidents() -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def _is_controllers(entry: Entry) -> bool:
-    """journald itself says which unit wrote an entry; a worker could write the rest."""
+    """True unless a worker wrote the entry. Only journald sets the unit that wrote it."""
     unit = entry.get("_SYSTEMD_USER_UNIT") or entry.get("_SYSTEMD_UNIT")
     return not unit.startswith("nomarr-worker@")
 
@@ -350,7 +350,7 @@ def _show_bucket(row: list[Any]) -> dict[str, Any]:
 
 
 def _trim(job: dict[str, Any]) -> dict[str, Any]:
-    """A job without a result of any size: the page shows none of it."""
+    """Return a job with a short result: it may have any size, and the page does not show it."""
     result = job.get("result")
     return {**job, "result": None if result is None else str(result)[:500]}
 

@@ -92,7 +92,7 @@ def make_server(
 
 
 def open_sockets(listen: str) -> list[socket.socket]:
-    """OSError if the address cannot be had."""
+    """Open the listening sockets; OSError if the address cannot be used."""
     if listen.startswith("/"):
         os.makedirs(os.path.dirname(listen), 0o755, exist_ok=True)
         return [bind_unix_socket(listen, mode=_SOCKET_MODE)]

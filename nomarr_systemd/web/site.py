@@ -27,7 +27,7 @@ from nomarr_systemd.web.upstream import Upstream
 
 OPENAPI: Final = os.path.join(os.path.dirname(__file__), "openapi.json")
 GROUPS: Final = ("nomarr-view", "nomarr")  # whose members may see what the page shows
-_LOOK_S: Final = 1.0  # an answer may be so old
+_LOOK_S: Final = 1.0  # an answer may be this old
 _METRICS_S: Final = 2.0
 _SPARKLINES_S: Final = 30.0
 _THREADS: Final = 4
@@ -35,7 +35,7 @@ _Found = TypeVar("_Found")
 
 
 class Site:
-    """``checks_peer``: a client on this machine is asked for its user, by the kernel."""
+    """``checks_peer``: the user of a client on this machine is read from the kernel."""
 
     def __init__(self, scope: Scope, guard: Guard, *, checks_peer: bool) -> None:
         self.scope = scope
@@ -60,7 +60,7 @@ class Site:
         return await asyncio.get_running_loop().run_in_executor(self._pool, ask, *arguments)
 
     async def look(self) -> readers.State:
-        """Everything as it was at most _LOOK_S ago; many that ask at once share one look."""
+        """Everything as it was at most _LOOK_S ago; requests at the same time share one look."""
         done = self._state
         if done is not None and time.monotonic() - done.at <= _LOOK_S:
             return done
@@ -75,7 +75,7 @@ class Site:
             self._state = None if look.exception() else look.result()
 
     async def config(self) -> Config:
-        """The configuration in force, which is there also without systemd."""
+        """The configuration in force, which can be read without systemd."""
         return await self.run(self.scope.read_in_force)
 
     async def sparklines(self) -> dict[str, Any]:
@@ -94,14 +94,14 @@ class Site:
         return {each["queue"]: each for each in found if isinstance(each.get("queue"), str)}
 
     async def render_metrics(self) -> bytes:
-        """Within seconds: if a look takes longer, with the figures of the one before."""
+        """Return the metrics within seconds; if a look takes longer, those of the one before."""
         state: readers.State | None = None
         try:
             state = await asyncio.wait_for(self.look(), _METRICS_S)
         except TimeoutError:
             state = self._state  # nomarr_look_age_seconds says how old it is
         except NomarrError:
-            state = None  # nomarr_up says so
+            state = None  # nomarr_up is 0
         live = await self.run(readers.ask_snapshot, self.scope)
         sources = Sources(
             live,
@@ -113,7 +113,7 @@ class Site:
         return await self.run(self.metrics.render, state, sources)
 
     def check_peer(self, request: HTTPServerRequest) -> Refusal | None:
-        """A local client whose user may not see this is refused; the answer is kept for the
+        """Refuse a local client whose user may not see the data; its user is kept for the
         connection."""
         if not self._checks_peer:
             return None

@@ -79,13 +79,13 @@ class EventsHandler(Handler):
         frames = [topic for topic in topics if topic.endswith(":frames")]
         others = [topic for topic in topics if topic not in frames]
         if not topics:
-            raise BadName("say which topics", hint="as in /events?topics=worker:*:status")
+            raise BadName("topics are missing", hint="as in /events?topics=worker:*:status")
         if any("*" in topic for topic in frames) or len(frames) > 4:
             raise BadName("frames are streamed of up to four workers, each by its full topic")
         if len(site.broker.readers) >= MAX_CLIENTS or (
             frames and site.frame_clients >= MAX_FRAME_CLIENTS
         ):
-            self.refuse(503, "too many clients of the stream", "close some, or ask again later")
+            self.refuse(503, "too many clients of the stream", "close some, or retry later")
             return
         reader, first = site.broker.add_reader(
             others or ["none"], self.request.headers.get("Last-Event-ID", "")

@@ -1,4 +1,4 @@
-"""The one subscription of this process to the live socket; it is renewed for as long as it takes.
+"""The one subscription of this process to the live socket; it is renewed whenever it ends.
 
 Events go to the broker. How long jobs took is noted on the way, for the metrics.
 """
@@ -16,7 +16,7 @@ from nomarr_systemd.live.protocol import JOBS, QUEUES, SYSTEM, make_event
 from nomarr_systemd.web.broker import Broker
 
 TOPICS: Final = ("worker:*:status", "queue:*:status", QUEUES, JOBS, SYSTEM)
-# What this process says of itself, on the topic of the system.
+# Types of the events that this process itself publishes, on the topic of the system.
 LOST: Final = "supervisor_lost"
 BACK: Final = "supervisor_back"
 _FIRST_RETRY_S: Final = 0.1
@@ -51,7 +51,7 @@ class Upstream:
             retry_s = min(retry_s * 2, _LAST_RETRY_S)
 
     async def _follow(self) -> None:
-        """Until the supervisor leaves."""
+        """Pass events on until the supervisor closes the connection."""
         # Connecting to a Unix socket takes no time, or fails; a full backlog waits for 0.2 s.
         subscription = Subscription(self._path, TOPICS, timeout_s=0.2)
         loop = asyncio.get_running_loop()

@@ -80,10 +80,10 @@ function drawLink() {
     else alert.show(plain(`${link.error.message}. ${link.error.hint}`));
   } else if (link.state === "lost" || (link.state === "connecting" && link.wasLost)) {
     place.show("lost", "offline");
-    alert.show(`The connection to nomarr-web is lost; it is tried again.${seen} If it stays away: systemctl status nomarr-web.service`);
+    alert.show(`The connection to nomarr-web is lost; the page retries.${seen} If it stays lost: systemctl status nomarr-web.service`);
   } else if (!known.supervisor.answers) {
     place.show("lost", "no supervisor");
-    alert.show("The supervisor does not answer: health, phase and jobs are as they were last. Its restart is systemd's: systemctl status nomarr-supervisor.service");
+    alert.show("The supervisor does not answer: health, phase and jobs are as they were last. systemd restarts it: systemctl status nomarr-supervisor.service");
   } else if (known.error) {
     place.show("lost", "no data");
     alert.show(plain(`${known.error.message}. ${known.error.hint || ""}${seen}`, 500));
@@ -112,7 +112,7 @@ function follow() {
   });
 }
 
-// Times go on without any event.
+// Update the times that are shown, also without an event.
 setInterval(() => {
   if (document.hidden) return;
   const now = Date.now();

@@ -1,4 +1,4 @@
-// Building the page. Text of workers only ever becomes text: there is no innerHTML anywhere.
+// Building the page. Text of workers is only inserted as text: there is no innerHTML anywhere.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -24,12 +24,12 @@ function only(children) {
   return children.flat(Infinity).filter((each) => each !== null && each !== undefined && each !== false);
 }
 
-// Replaces what is in an element; lists are taken apart, and what is not there is left out.
+// Replaces what is in an element; lists are flattened; null, undefined and false are skipped.
 export function put(element, ...children) {
   element.replaceChildren(...only(children));
 }
 
-// The end of a path says most.
+// A long path is shown by its last part.
 export function shortPath(text) {
   const parts = text.split("/");
   return plain(parts.length > 2 ? `…/${parts.at(-1)}` : text, 120);

@@ -71,7 +71,7 @@ export async function readLines() {
   try {
     known.lines = await get("/api/sparklines");
     tell("lines");
-  } catch { /* rows stay without */ }
+  } catch { /* rows have no sparkline */ }
 }
 
 export async function readIncidents() {
@@ -80,10 +80,10 @@ export async function readIncidents() {
     known.incidents = answer.incidents;
     known.incidentNotes = answer.notes;
     tell("incidents");
-  } catch { /* the view says what it has */ }
+  } catch { /* the view keeps what it has */ }
 }
 
-// An incident holds its workers, and lets them go when it is over.
+// A hold that begins or ends may mean that an incident opened or closed.
 function incidentsSoon() {
   clearTimeout(incidentTimer);
   incidentTimer = setTimeout(readIncidents, LOOK_MS);
@@ -166,14 +166,14 @@ function takeJob(job) {
   tell("jobs", job.worker);
 }
 
-// When the job in hand began, as the store of jobs says. Frames do not say it: of a worker without
-// such jobs, when this page first saw it.
+// When the job in hand began, as the store of jobs says. Frames do not have it: for a job
+// that is not in the store, when this page first saw it.
 export function jobStart(worker) {
   const job = known.jobs.get(worker.component);
   return job && job.path === worker.job && job.started_ms ? { began: job.started_ms } : { seen: worker.jobSeen };
 }
 
-// What to type to change something, and to look at something.
+// The command that changes something, and the one that shows something.
 export function command(words) {
   return known.scope === "user" ? question(words) : `sudo ${question(words)}`;
 }

@@ -1,4 +1,4 @@
-// Everything that goes over the wire. Another home for the page (a Cockpit plugin, say) replaces
+// All requests to the server. Another server for the page (a Cockpit plugin, say) replaces
 // this module: `get` answers a question, `stream` follows topics until it is closed.
 
 const TOKEN = "nomarr-token";
@@ -14,7 +14,7 @@ export class Refused extends Error {
   }
 }
 
-// A token may come with a link, behind the #, which no server sees.
+// A token may come with a link, after the #, which is not sent to the server.
 export function takeToken() {
   const match = /^#token=(.+)$/.exec(location.hash);
   if (match) {

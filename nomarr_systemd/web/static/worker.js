@@ -58,7 +58,7 @@ export class WorkerView {
       ["health", worker.health || "not known"], ["phase", worker.phase], ["unit", `${worker.active} (${worker.sub}), ${worker.load}`],
       ["pid", worker.pid], ["up for", worker.uptime_s === null ? null : duration(worker.uptime_s)],
       ["held", worker.held], ["failed", worker.failure_reason], ["ledger", worker.ledger_problem],
-      ["two opinions", worker.disagreement],
+      ["disagreement", worker.disagreement],
       ["restarts", worker.window.used === null ? null : `${worker.window.used} of ${worker.window.limit} in ${duration(worker.window.window_s)}; `
         + `${worker.lifetime.used}${worker.lifetime.limit ? ` of ${worker.lifetime.limit}` : ""} since the last reset; ${worker.total_restarts} ever, ${worker.recoveries} recovered`],
     ];
@@ -157,7 +157,7 @@ export class WorkerView {
     const lines = this.frames.slice().reverse().map((line) => plain(line.replace(/^HEALTH\|/, ""), 600));
     put(this.box, h("h2", {}, "Black box ", h("small", { class: "soft" }, "last frames, newest first")),
       lines.length ? h("pre", { class: "frames", tabindex: "0", "aria-label": "Frames" }, lines.join("\n"))
-        : h("p", { class: "soft" }, "The supervisor has no frames of it."));
+        : h("p", { class: "soft" }, "The supervisor has no frames of this worker."));
   }
 
   async readJobs() {
@@ -174,7 +174,7 @@ export class WorkerView {
       }
     }
     put(this.jobs, h("h2", {}, "Its jobs"), note ? h("p", { class: "warn" }, plain(note))
-      : found.length ? h("ul", { class: "jobs" }, found.map(showJob)) : h("p", { class: "soft" }, "No job of the store runs, failed or is quarantined with it."));
+      : found.length ? h("ul", { class: "jobs" }, found.map(showJob)) : h("p", { class: "soft" }, "No job of this worker is running, failed or quarantined."));
   }
 
   drawTrial(policy) {
@@ -199,7 +199,7 @@ export class WorkerView {
   }
 }
 
-// For another value of a rule; it shows the one in force.
+// An input for another value of a rule; it shows the value in force.
 function field(name, value) {
   if (typeof value === "string") {
     return h("select", { name }, h("option", { value: "" }, value), (WORDS[name] || []).filter((word) => word !== value).map((word) => h("option", {}, word)));

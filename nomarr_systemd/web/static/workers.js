@@ -1,4 +1,4 @@
-// The first screen: what there is at a glance, then every worker, the worst first.
+// The first view: a summary, then every worker, the worst first.
 import { h, put, plain, duration, ago, shortPath } from "./dom.js";
 import { budget, sparkline, tone, ORDER } from "./charts.js";
 import { known, byWorst, command as ctl, jobStart, rank } from "./store.js";
@@ -23,7 +23,7 @@ export function pill(state) {
   return h("span", { class: `pill tone-${tone(state)}` }, state);
 }
 
-// How long the job in hand has taken; that is all that is known if only frames tell of it.
+// How long the job in hand has taken; a lower bound if only frames name it.
 export function jobAge(worker) {
   const { began, seen } = jobStart(worker);
   if (began) return h("span", { class: "soft age", "data-since": began }, duration((Date.now() - began) / 1000));
@@ -104,7 +104,7 @@ class PoolSection extends HTMLElement {
       row.show(worker);
       return row;
     });
-    // Moved only where the order differs: what has the focus keeps it.
+    // Rows are moved only where the order differs, so that the focus is kept.
     wanted.forEach((row, place) => {
       if (this.list.children[place] !== row) this.list.insertBefore(row, this.list.children[place] || null);
     });
