@@ -259,7 +259,8 @@ class Story(Stage):
 
         def look() -> dict[str, dict[str, Any]] | None:
             jobs = self.jobs("tag")
-            ended = all(jobs[name]["status"] in statuses for name in names)
+            # A job that changes its status while the list is read may be missing in it.
+            ended = all(name in jobs and jobs[name]["status"] in statuses for name in names)
             return jobs if ended else None
 
         what = f"{', '.join(names[:3])}{' …' * (len(names) > 3)}: {' or '.join(statuses)}"
