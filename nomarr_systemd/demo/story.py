@@ -171,7 +171,7 @@ class Story(Stage):
         self.command("nomarrctl jobs add --pool tag music/deadly/hang.wav")
         self._add(path)
         death = self.wait(
-            lambda: next(iter(self.jobs("tag")["hang.wav"].get("crashes") or ()), None),
+            lambda: next(iter(self.jobs("tag").get("hang.wav", {}).get("crashes") or ()), None),
             "the worker with hang.wav is caught",
             *TAGGERS,
         )
