@@ -108,7 +108,7 @@ def test_a_poisonous_job_is_set_aside_and_restarts_are_given_back(site: JobSite)
         assert report["death"]["job"] == site.path("poison")
     assert [each["id"] for each in site.json("jobs", "quarantine", "list")["jobs"]] == [key]
     site.touch("poison.cured")
-    assert "1 jobs wait" in site.good("jobs", "quarantine", "release", key)
+    assert "1 jobs are pending again" in site.good("jobs", "quarantine", "release", key)
     site.wait_for_job("again", "poison", "done")
     site.good("reconcile")
     assert len(site.told("quarantine", "again")) == 1
