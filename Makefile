@@ -2,31 +2,34 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+TREES  := /var/tmp/nomarr-trees
 
-.PHONY: help setup demo test lint bench fuzz deb rpm clean
+.PHONY: help setup demo test test-trixie lint bench fuzz deb rpm clean clean-trees
 
 help:
-	@echo "make demo    see it work: workers crash, hang and fail under a private systemd"
-	@echo "make test    lint, build both packages and run every tier of tests"
-	@echo "make lint    ruff and mypy --strict"
-	@echo "make bench   figures, side by side with the native floor"
-	@echo "make fuzz    a million hostile inputs to the frame decoder"
-	@echo "make deb     the Debian packages, in dist/"
-	@echo "make rpm     the RPM package, in dist/"
-	@echo "make clean   remove what the above made"
+	@echo "make demo         see it work: workers crash, hang and fail under a private systemd"
+	@echo "make test         lint, build both packages and run every tier of tests"
+	@echo "make test-trixie  what depends on the system, inside a booted Debian 13 (as root)"
+	@echo "make lint         ruff and mypy --strict"
+	@echo "make bench        figures, side by side with the native floor"
+	@echo "make fuzz         a million hostile inputs to the frame decoder"
+	@echo "make deb          the Debian packages, in dist/"
+	@echo "make rpm          the RPM package, in dist/"
+	@echo "make clean        remove what the above made here"
+	@echo "make clean-trees  remove the Debian systems that the tests boot, in $(TREES)"
 
 setup: $(VENV)/ready
 
-$(VENV)/ready: pyproject.toml packaging/prepare
-	packaging/prepare build
+$(VENV)/ready: pyproject.toml
+	packaging/prepare setup
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; say make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[arango,web,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --use-pep517 --editable '.[arango,postgresql,web,dev]'
 	touch $@
 
-demo: setup
+demo:
 	packaging/prepare demo
-	$(BIN)/nomarrctl demo
+	packaging/demo
 
 lint: setup
 	$(BIN)/ruff check .
@@ -34,14 +37,18 @@ lint: setup
 	$(BIN)/mypy
 	$(BIN)/mypy packaging/manual.py
 
-test: lint
+test:
 	packaging/prepare test
-	packaging/prepare deb
-	packaging/prepare rpm
+	$(MAKE) --no-print-directory lint
 	$(BIN)/python -m tests
 
+test-trixie:
+	packaging/prepare test
+	$(MAKE) --no-print-directory setup
+	$(BIN)/python -m tests.trixie
+
 bench: setup
-	packaging/prepare demo
+	packaging/prepare bench
 	$(BIN)/python -m tests.bench
 
 fuzz: setup
@@ -59,3 +66,7 @@ rpm:
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	@[ ! -d $(TREES) ] || echo "$(TREES) stays, for every checkout; make clean-trees removes it"
+
+clean-trees:
+	rm -rf $(TREES)

@@ -11,7 +11,7 @@ is_read || exit 75
 exec 3>"$NOMARR_HEALTH_PIPE"                  # once, and open for life
 dd oflag=nonblock status=none </dev/null >&3  # from now on a full pipe fails instead of waiting
 frame pending                                 # ... load what the work needs ...
-systemd-notify --ready --status='working'
+systemd-notify --ready --status="working${NOMARR_PAST:+; $NOMARR_PAST}"
 while [ -z "$stop" ]; do
     frame healthy 2>/dev/null || is_read || exit 75  # no room: drop it; no reader: exit
     sleep "${1:-2}" 3>&-       # the job, without the pipe: shorter than staleness_interval_s (5 s)

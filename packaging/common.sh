@@ -42,6 +42,18 @@ case $work in
     *[[:space:]]*) die "pybuild and rpmbuild fail on spaces in a path; move this: $work" ;;
 esac
 
+mkdir -p "$work"
+log=$work/$(basename "$0").log
+: >"$log"
+echo "$(basename "$0"): version $version; the output of its tools is in $log"
+
+# Run a command, its output into the log; show the end of that if it fails.
+logged() {
+    "$@" >>"$log" 2>&1 && return
+    tail -n 60 "$log" >&2
+    die "failed: $*; all of the output is in $log"
+}
+
 # The version is written in __init__.py; the other places must follow it, not be corrected here.
 same_version() { # FILE VERSION_IN_IT
     [ "$2" = "$source_version" ] ||

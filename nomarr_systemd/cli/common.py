@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from nomarr_systemd.core.errors import NomarrError
+from nomarr_systemd.core.errors import NomarrError, NotPermitted
 from nomarr_systemd.core.text import escape
 from nomarr_systemd.host.configuration import read_applied
 from nomarr_systemd.host.scope import Scope, make_scope
@@ -30,6 +30,16 @@ def note_difference(scope: Scope, differs: bool | None) -> None:
     if differs:
         text = f"{scope.config_file} differs from what was applied, which is in force"
         warn(text, "nomarrctl apply --dry-run shows how")
+
+
+def need_view(scope: Scope) -> None:
+    """NotPermitted unless this user may read the ledger's records: without them, every answer
+    would be a guess."""
+    from nomarr_systemd.ledger.public import list_published
+
+    _, closed = list_published(scope.paths.public)
+    if closed:
+        raise NotPermitted(closed)
 
 
 def printable(text: str) -> str:
@@ -82,6 +92,23 @@ def complete(
 def complete_worker(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:
     """Names of workers only."""
     return complete(ctx, parameter, incomplete, pools=False)
+
+
+def complete_run(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[Any]:
+    """Runs of the worker that is named on the command line, newest first."""
+    from click.shell_completion import CompletionItem
+
+    from nomarr_systemd.core.ids import parse_component
+    from nomarr_systemd.ledger.public import read_published
+
+    try:
+        worker = parse_component(str(ctx.params.get("component") or ""))
+        scope = make_scope(None, user=bool(ctx.find_root().params.get("user")))
+        records = read_published(scope.paths.public, worker).account.records
+    except (NomarrError, OSError):
+        return []
+    runs = dict.fromkeys(each.invocation.partition("#")[0] for each in reversed(records))
+    return [CompletionItem(run[:8]) for run in runs if run and run.startswith(incomplete[:8])]
 
 
 def complete_pool(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:

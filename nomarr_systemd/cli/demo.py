@@ -24,9 +24,10 @@ def demo() -> None:
     check passed.
     """
     go_where_a_lab_can_be([sys.executable, *sys.orig_argv[1:]])
-    # SIGTERM and SIGHUP end the demo as Ctrl-C does: nothing is left behind.
+    # SIGTERM and SIGHUP end the demo as Ctrl-C does: nothing is left behind. nohup ignores SIGHUP.
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler)
     started = time.monotonic()
     tell(_show)
     click.echo(f"\nAll of it was checked, in {time.monotonic() - started:.0f} s.")

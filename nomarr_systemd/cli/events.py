@@ -72,6 +72,7 @@ def events(scope: Scope, follow: bool, topics: tuple[str, ...], lines: int, as_j
             with closing(client.subscribe(scope.paths.live, wanted, **limits)) as feed:
                 _show_feed(feed, patterns, expected, as_json=as_json)
         except client.NoSupervisor:
+            client.check_access(scope.paths.live)
             _say_alone("The supervisor does not answer")
         except TimeoutError:
             return 0
@@ -146,7 +147,7 @@ def _show(event: dict[str, Any], patterns: Patterns, *, as_json: bool) -> None:
 
 def describe(event: dict[str, Any]) -> str:
     """One event in one line."""
-    from nomarr_systemd.postmortem.report import show_moment
+    from nomarr_systemd.postmortem.moments import show_moment
 
     stamp = event.get("timestamp")
     when = show_moment(stamp) if isinstance(stamp, int) else " " * 19

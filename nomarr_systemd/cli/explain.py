@@ -9,12 +9,11 @@ import click
 
 from nomarr_systemd.core.account import Account
 from nomarr_systemd.core.ids import Component
-from nomarr_systemd.core.ledger_record import Record
+from nomarr_systemd.core.ledger_record import Record, crash_word
 from nomarr_systemd.core.policy import Rules
 from nomarr_systemd.core.simulate import Ahead, look_ahead, window_ages
 from nomarr_systemd.core.text import count, describe_ms, one_line
 from nomarr_systemd.core.time import Moment
-from nomarr_systemd.operate.overview import crash_word
 
 _MAX_AHEAD = 8  # decisions listed one by one
 
@@ -36,6 +35,10 @@ class Explanation(NamedTuple):
     def frees_ms(self) -> list[int]:
         """Milliseconds until each restart leaves the window."""
         return [self.window_ms - age for age, _ in self.inside]
+
+    @property
+    def lifetime_used(self) -> int:
+        return self.ahead[0].decision.evidence.lifetime_used
 
     def record_of(self, invocation: str) -> Record | None:
         return self.account.find(invocation)
@@ -68,7 +71,7 @@ def to_json(each: Explanation) -> dict[str, Any]:
                 for record in [each.record_of(run)]
             ],
         },
-        "lifetime": {"used": each.account.restart_count, "limit": limit or None},
+        "lifetime": {"used": each.lifetime_used, "limit": limit or None},
         "backoff": {"k": each.ahead[0].decision.evidence.k, "jitter": each.rules.backoff_jitter},
         "ahead": [
             {
@@ -93,7 +96,7 @@ def draw(each: Explanation, width: int) -> Iterator[str]:
         yield f"When mended: nomarrctl reset --start {each.worker.instance}"
     yield (
         f"{used} of {count(rules.max_restarts, 'restart')} within {within} are used,"
-        f" {each.account.restart_count}{limit} in all."
+        f" {each.lifetime_used}{limit} in all."
     )
     yield ""
     yield from _draw_window(each, min(width, 100))

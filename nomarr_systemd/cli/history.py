@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from nomarr_systemd.cli.common import echo_json, printable
+from nomarr_systemd.cli.common import complete, echo_json, need_view, printable
 from nomarr_systemd.cli.since import parse_since, since_option
 from nomarr_systemd.cli.table import Table, width_of_terminal
 from nomarr_systemd.core.death import name_signal
@@ -32,7 +32,7 @@ class Item(NamedTuple):
 
 
 @click.command()
-@click.argument("component", required=False)
+@click.argument("component", required=False, metavar="[COMPONENT|POOL]", shell_complete=complete)
 @since_option
 @click.option(
     "--limit",
@@ -62,7 +62,7 @@ def history(
     health: bool,
     as_json: bool,
 ) -> None:
-    """Show what died, how, and what was decided, for every worker or for COMPONENT; newest last.
+    """Show what died, how, and what was decided, for every worker, COMPONENT or POOL; newest last.
 
     WINDOW and LIFETIME are restarts used and allowed as they were before the decision. The ledger
     keeps the last hundred records of each worker. nomarrctl why --invocation RUN tells more.
@@ -71,8 +71,14 @@ def history(
     was healthy, its colour that of the worst state; each death is marked. Samples are kept every
     30 s for 3 days, every 10 min for 90 days, and every 6 h for ever.
     """
-    from nomarr_systemd.postmortem.witnesses import check_known, list_workers, read_account
+    from nomarr_systemd.postmortem.witnesses import (
+        check_known,
+        find_members,
+        list_workers,
+        read_account,
+    )
 
+    need_view(scope)
     since_ms = parse_since(since, clock.now().wall_ms) if since is not None else 0
     if health:
         from nomarr_systemd.cli.health_history import show
@@ -85,7 +91,7 @@ def history(
         return
     notes: list[str] = []
     if component is not None:
-        workers = [parse_component(component)]
+        workers = find_members(scope.paths, None, component) or [parse_component(component)]
         check_known(scope.paths, None, workers[0])
     else:
         workers = sorted(list_workers(scope.paths, notes))
@@ -138,7 +144,7 @@ def _draw(items: list[Item]) -> None:
 
 
 def _cells(item: Item) -> Iterator[str]:
-    from nomarr_systemd.postmortem.report import show_moment
+    from nomarr_systemd.postmortem.moments import show_moment
 
     record = item.record
     decided = bool(record.kind)

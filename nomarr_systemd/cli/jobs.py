@@ -14,6 +14,7 @@ from typing import Any, BinaryIO, Final
 import click
 
 from nomarr_systemd.cli.common import (
+    complete_pool,
     echo_json,
     json_option,
     note_difference,
@@ -23,18 +24,23 @@ from nomarr_systemd.config.values import Config
 from nomarr_systemd.core.errors import NomarrError
 from nomarr_systemd.core.job import STATUSES, Doc, Status
 from nomarr_systemd.core.json import is_deep
-from nomarr_systemd.core.text import describe_ms
+from nomarr_systemd.core.text import count, describe_ms
 from nomarr_systemd.host.scope import Scope
 from nomarr_systemd.jobs import queue
 from nomarr_systemd.jobs.view import JobView, view_job
 from nomarr_systemd.operate.choose import choose_pool
+from nomarr_systemd.operate.job_reading import JobReader, StoreReader, read_jobs
 from nomarr_systemd.operate.job_store import open_as_owner
-from nomarr_systemd.store.protocol import Store
 
 DAY_MS: Final = 86_400_000
 COLOURS: Final = {"done": "green", "error": "red", "quarantined": "magenta", "running": "cyan"}
 
-_pool = click.option("--pool", metavar="POOL", help="The pool; not needed if there is only one.")
+_pool = click.option(
+    "--pool",
+    metavar="POOL",
+    shell_complete=complete_pool,
+    help="The pool; not needed if there is only one.",
+)
 
 
 @click.group()
@@ -103,7 +109,8 @@ def add(
         echo_json(document, indent=None)
     else:
         known = f", {seen - new} were there already" if seen > new else ""
-        click.echo(f"{new} jobs were added to {name}{known}.")
+        were = "was" if new == 1 else "were"
+        click.echo(f"{count(new, 'job')} {were} added to {name}{known}.")
 
 
 @jobs.command("list")
@@ -131,13 +138,13 @@ def list_jobs(
     """List jobs, and how many there are of each status."""
     config, differs = _read_config(scope, as_json)
     names = [choose_pool(config, pool)] if pool else [each.name for each in config.pools]
-    with open_as_owner(config.store) as store:
-        counts = {name: queue.count(store, name) for name in names}
+    with read_jobs(scope, config) as reader:
+        counts = {name: reader.count(name) for name in names}
         found = (
             doc
             for name in names
             for status in statuses or STATUSES
-            for doc in queue.walk(store, name, status)
+            for doc in reader.walk(name, status)
         )
         docs = list(islice(found, limit or None))
     if as_json:
@@ -146,6 +153,8 @@ def list_jobs(
         return
     for doc in docs:
         click.echo(_draw(view_job(doc)))
+    if not names:
+        click.echo("No pools are configured: nomarr.toml has no [pool.NAME].")
     for name in names:
         parts = ", ".join(f"{number} {word}" for word, number in counts[name].items() if number)
         click.echo(click.style(f"{name}: {parts or 'no jobs'}", bold=True))
@@ -162,8 +171,8 @@ def list_jobs(
 def show(scope: Scope, job: str, pool: str | None, as_json: bool) -> None:
     """Show one JOB, by its key or its path: its result, its error, the workers it killed."""
     config, _ = _read_config(scope, as_json)
-    with open_as_owner(config.store) as store:
-        doc = _find(store, config, job, pool)
+    with read_jobs(scope, config) as reader:
+        doc = _find(reader, config, job, pool)
     if as_json:
         echo_json(_to_json(doc))
         return
@@ -256,7 +265,7 @@ def prune(scope: Scope, status: Status, days: float, pool: str | None, as_json: 
     if as_json:
         echo_json(document, indent=None)
     else:
-        click.echo(f"{gone} jobs were removed.")
+        click.echo(f"{count(gone, 'job')} {'was' if gone == 1 else 'were'} removed.")
 
 
 def _mend(
@@ -276,12 +285,13 @@ def _mend(
         if every:
             docs = queue.walk(store, choose_pool(config, pool), status)
         else:
-            docs = [_find(store, config, name, pool) for name in names]
+            docs = [_find(StoreReader(store), config, name, pool) for name in names]
         changed = [change(store, doc)["_key"] for doc in docs]
     if as_json:
         echo_json({"pending": changed, "file_differs": differs}, indent=None)
     else:
-        click.echo(f"{len(changed)} jobs are pending again.")
+        are = "is" if len(changed) == 1 else "are"
+        click.echo(f"{count(len(changed), 'job')} {are} pending again.")
 
 
 def _read_config(scope: Scope, as_json: bool) -> tuple[Config, bool | None]:
@@ -292,16 +302,16 @@ def _read_config(scope: Scope, as_json: bool) -> tuple[Config, bool | None]:
     return config, differs
 
 
-def _find(store: Store, config: Config, job: str, pool: str | None) -> Doc:
+def _find(reader: JobReader, config: Config, job: str, pool: str | None) -> Doc:
     """Return the job with this key, or with this path in the named pool; without one, in any."""
     names = [choose_pool(config, pool)] if pool else [each.name for each in config.pools]
     for name in names:
         for spelled in (job, os.path.abspath(job)):
             try:
-                return queue.find(store, name, spelled)
+                return reader.find(name, spelled)
             except queue.NoSuchJob:
                 continue
-    return queue.find(store, "", job)
+    return reader.find("", job)
 
 
 def _open_source(source: str) -> BinaryIO:

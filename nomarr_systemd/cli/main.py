@@ -15,7 +15,7 @@ import click
 
 from nomarr_systemd import __version__
 from nomarr_systemd.cli.common import printable
-from nomarr_systemd.core.errors import NomarrError
+from nomarr_systemd.core.errors import NomarrError, NotPermitted
 from nomarr_systemd.host.scope import Scope, make_scope
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ VERBS = {
     "demo": Verb("nomarr_systemd.cli.demo", "Run a demo: workers crash, hang and fail."),
     "events": Verb("nomarr_systemd.cli.events", "Show decisions and events as they happen."),
     "history": Verb("nomarr_systemd.cli.history", "Show what died, how, and what was decided."),
+    "job": Verb("nomarr_systemd.cli.job", "Take jobs from the queue: for workers, not people."),
     "jobs": Verb("nomarr_systemd.cli.jobs", "Fill, see and mend the queues of jobs."),
     "doctor": Verb("nomarr_systemd.cli.doctor", "Examine the installation; say what mends it."),
     "pause": Verb("nomarr_systemd.cli.workers", "Let workers finish and keep them down."),
@@ -43,8 +44,24 @@ VERBS = {
     "reset": Verb("nomarr_systemd.cli.workers", "Reset a worker's counts, and unmask it."),
     "restart": Verb("nomarr_systemd.cli.workers", "Let workers finish, and start them again."),
     "resume": Verb("nomarr_systemd.cli.workers", "Let paused workers run again."),
+    "store": Verb("nomarr_systemd.cli.store", "Copy the documents to another store."),
     "status": Verb("nomarr_systemd.cli.status", "Show every worker."),
     "why": Verb("nomarr_systemd.cli.why", "Tell why a worker died: the post-mortem report."),
+}
+
+
+# What people type who know other programs, and what does it here.
+OTHERS = {
+    "start": "nomarrctl resume ends a pause; systemctl start UNIT starts a worker",
+    "stop": "nomarrctl pause POOL|COMPONENT keeps workers down, also after a reboot",
+    "logs": "journalctl -u nomarr-worker@NAME.service shows them; nomarrctl why, those of a death",
+    "log": "journalctl -u nomarr-worker@NAME.service shows it; nomarrctl why, that of a death",
+    "list": "nomarrctl status lists all workers",
+    "ps": "nomarrctl status lists all workers",
+    "enable": "add the worker to nomarr.toml, then run nomarrctl apply",
+    "disable": "nomarrctl pause POOL|COMPONENT keeps workers down, also after a reboot",
+    "reload": "nomarrctl apply makes nomarr.toml take effect",
+    "scale": "set workers = … in [pool.NAME] of nomarr.toml, then run nomarrctl apply",
 }
 
 
@@ -71,7 +88,11 @@ class LazyGroup(click.Group):
         if args and args[0] not in VERBS and not args[0].startswith("-"):
             from nomarr_systemd.core.text import ask_for, quote
 
-            near = ask_for(args[0], VERBS) or "nomarrctl --help lists all commands"
+            near = (
+                OTHERS.get(args[0])
+                or ask_for(args[0], VERBS)
+                or "nomarrctl --help lists all commands"
+            )
             ctx.fail(f"there is no command {quote(args[0])}; {near}")
         return super().resolve_command(ctx, args)
 
@@ -99,8 +120,8 @@ class LazyGroup(click.Group):
     cls=LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="nomarrctl COMMAND --help shows options and examples. Exit status: 0 all is well, 1 it"
-    " failed, 2 wrong usage, 3 something is not running, 4 no such worker, 78 a mistake in"
-    " nomarr.toml.",
+    " failed, 2 wrong usage, 3 something is not running, 4 no such worker, 77 a right is"
+    " missing, 78 a mistake in nomarr.toml.",
 )
 @click.option(
     "--config",
@@ -130,6 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")
     try:
         status = nomarrctl.main(arguments, prog_name="nomarrctl", standalone_mode=False)
+        sys.stdout.flush()  # here a full disk can still be told
     except NomarrError as error:
         show_error(error)
         return error.exit_status
@@ -139,9 +161,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except click.Abort:
         click.echo("nomarrctl: interrupted", err=True)
         return 130
+    except PermissionError as error:
+        refused = NotPermitted(str(error), hint="use sudo, or --user for your own workers")
+        show_error(refused)
+        return refused.exit_status
     except OSError as error:
-        hint = "use sudo, or --user for your own workers"
-        show_error(NomarrError(str(error), hint=hint if _is_refused(error) else ""))
+        show_error(NomarrError(str(error)))
+        _drop_output()
         return 1
     return status if isinstance(status, int) else 0
 
@@ -154,8 +180,12 @@ def show_error(error: NomarrError) -> None:
         click.echo(f"hint: {printable(error.hint)}", err=True)
 
 
-def _is_refused(error: OSError) -> bool:
-    return isinstance(error, PermissionError) and os.geteuid() != 0
+def _drop_output() -> None:
+    """Let the interpreter flush what could not be written to nowhere, instead of complaining."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _take_user_option(command: click.Command) -> None:

@@ -9,9 +9,9 @@ from typing import Any, Final
 import click
 
 from nomarr_systemd.cli.table import Table
+from nomarr_systemd.core.ledger_record import crash_word
 from nomarr_systemd.core.simulate import NOT_RUN, Step
 from nomarr_systemd.core.text import count, describe_ms, one_line
-from nomarr_systemd.operate.overview import crash_word
 from nomarr_systemd.operate.simulation import Replayed, add_up
 
 _WORDS: Final = {
@@ -43,11 +43,19 @@ def draw(replays: Sequence[Replayed], settings: dict[str, Any]) -> Iterator[str]
         ("did not run", "-", str(simulated.not_run)),
         ("downtime", describe_ms(recorded.down_ms), describe_ms(simulated.down_ms)),
     ]
+    if simulated.unknown_ms:
+        rows.append(("unknown", "-", describe_ms(simulated.unknown_ms)))
     heads = ("", "ON RECORD", "SIMULATED")
     table = Table(heads, rows, least=dict.fromkeys(heads, 12), right=heads[1:])
     yield from (f"  {table.row(cells)}" for cells in (heads, *rows))
     yield ""
-    yield _verdict(recorded.down_ms - simulated.down_ms, len(replays))
+    saved_ms = recorded.down_ms - simulated.down_ms
+    yield _verdict(saved_ms, len(replays), simulated.unknown_ms)
+    if simulated.unknown_ms:
+        yield (
+            f"Unknown for {describe_ms(simulated.unknown_ms)}: it was masked then, so no run on"
+            " record shows whether it would have failed again."
+        )
     yield (
         "Assumed: every run fails after the same time as on record; a mask lasts until a person's"
         " next reset, restart or resume on record, or until now."
@@ -73,9 +81,13 @@ def _draw_steps(steps: Sequence[Step]) -> Iterator[str]:
         yield f"  {table.row(cells, colours={'SIMULATED': colour} if differs else None)}"
 
 
-def _verdict(saved_ms: int, workers: int) -> str:
+def _verdict(saved_ms: int, workers: int, unknown_ms: int) -> str:
     of = f" of {count(workers)}" if workers > 1 else ""
-    if saved_ms > 0:
+    if unknown_ms and saved_ms > 0:
+        least_ms = max(0, saved_ms - unknown_ms)
+        span = f"between {describe_ms(least_ms)} and {describe_ms(saved_ms)}"
+        text, colour = f"It would have saved {span} of downtime{of}.", "yellow"
+    elif saved_ms > 0:
         text, colour = f"It would have saved {describe_ms(saved_ms)} of downtime{of}.", "green"
     elif saved_ms < 0:
         text, colour = f"It would have cost {describe_ms(-saved_ms)} more downtime{of}.", "red"

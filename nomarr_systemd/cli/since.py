@@ -28,6 +28,15 @@ def since_option(function: Callable[..., Any]) -> Callable[..., Any]:
     return click.option("--since", metavar="WHEN", help=f"Only from WHEN on: {GRAMMAR}")(function)
 
 
+def parse_duration(text: str) -> float:
+    """Return the seconds of a duration: 90s, 15min, 2h, 3d, 1w."""
+    match = _AGE.fullmatch(text.strip().lower())
+    unit = match and (_UNITS.get(match[2]) or _UNITS.get(match[2].removesuffix("s")))
+    if not match or not unit or not int(match[1]) or text.strip().startswith("-"):
+        raise BadName(f"{quote(text)} is not a duration", hint="write 90s, 15min, 2h, 3d or 1w")
+    return float(int(match[1]) * unit)
+
+
 def parse_since(text: str, now_ms: int) -> int:
     """Return the moment in ms of wall time; times of day are in this machine's time zone."""
     now = datetime.fromtimestamp(now_ms / 1000).astimezone()

@@ -12,6 +12,7 @@ from nomarr_systemd.cli.common import (
     examples,
     json_option,
     names_argument,
+    need_view,
 )
 from nomarr_systemd.host.scope import Scope
 from nomarr_systemd.operate.choose import choose
@@ -26,11 +27,13 @@ from nomarr_systemd.operate.overview import look
 def status(scope: Scope, names: tuple[str, ...], watch: bool, as_json: bool) -> int:
     """Show every worker: its health, its job, its restarts, and what comes next.
 
-    WINDOW is restarts within the policy's window and their limit, LIFE all restarts since the
-    last reset and their limit. NEXT is when a restart is due, or the command that a worker waits
-    for. Named workers are shown in full. The exit status is 3 if one of them does not run.
+    WINDOW is restarts within the policy's window and their limit, LIFETIME (LIFE on a narrow
+    terminal) all restarts since the last reset and their limit. NEXT is when a restart is due, or
+    the command that a worker waits for. Named workers are shown in full. The exit status is 3 if
+    one of them does not run.
     """
     config = scope.read_in_force()
+    need_view(scope)
     if watch:
         from nomarr_systemd.cli.watch import watch as stay
 

@@ -10,8 +10,9 @@ import click
 
 from nomarr_systemd.cli.table import Table, fit
 from nomarr_systemd.core.job import POOL_FAILED
+from nomarr_systemd.core.ledger_record import crash_word
 from nomarr_systemd.core.text import count, describe_ms, one_line
-from nomarr_systemd.operate.overview import Overview, View, crash_word
+from nomarr_systemd.operate.overview import Overview, View, describe_last_chance
 
 _WIDE: Final = 120
 _MAX_CELL: Final = 60
@@ -68,7 +69,8 @@ def _draw_supervisor(overview: Overview, width: int) -> Iterator[str]:
         text = f"The supervisor does not answer (unit: {unit}): health and jobs are not known."
         yield click.style(fit(text, width), fg="yellow")
         systemctl = "systemctl --user" if overview.user else "systemctl"
-        yield fit(f"To start it: {systemctl} start nomarr-supervisor.service", width)
+        verb = "restart" if overview.supervisor_unit == "active" else "start"
+        yield fit(f"To {verb} it: {systemctl} {verb} nomarr-supervisor.service", width)
 
 
 def _heads(wide: bool) -> tuple[str, ...]:
@@ -150,6 +152,9 @@ def _notes(views: Sequence[View], width: int) -> Iterator[str]:
             yield click.style(fit(f"{text} ({why})" if why else text, width), fg="yellow")
         if view.ledger_problem:
             yield click.style(fit(f"{name}: {view.ledger_problem}", width), fg="yellow")
+        if view.last_chance:
+            text = f"{name}: {describe_last_chance(view.last_chance)}"
+            yield click.style(fit(text, width), fg="yellow")
         if view.load == "masked" and view.failure_reason:
             yield click.style(fit(f"{name}: failed: {view.failure_reason}", width), fg="red")
 

@@ -163,6 +163,8 @@ def _steady(worker: dict[str, object]) -> dict[str, object]:
     passing = {
         "uptime_s": worker["uptime_s"] is None,
         "next_restart_in_s": worker["next_restart_in_s"] is None,
+        "last_frame_wall_ms": worker["last_frame_wall_ms"] is None,
+        "metrics": worker["metrics"] is None,
     }
     return worker | passing
 

@@ -16,25 +16,45 @@ from nomarr_systemd.cli.common import (
     warn,
 )
 from nomarr_systemd.cli.progress import Progress
-from nomarr_systemd.core.text import count
+from nomarr_systemd.cli.since import parse_duration
+from nomarr_systemd.core.text import count, one_line
+from nomarr_systemd.host.holds import ALL
 from nomarr_systemd.host.scope import Scope
 from nomarr_systemd.operate import acts, controlling
 from nomarr_systemd.operate.choose import choose
 
 
-@click.command(epilog=examples("pause", "pause tag", "pause tag-0 tag-1"))
+@click.command(
+    epilog=examples(
+        "pause",
+        "pause tag",
+        "pause tag-0 tag-1",
+        "pause --for 2h --reason 'a new disk'",
+    )
+)
 @names_argument
+@click.option("--for", "span", metavar="TIME", help="Resume by itself after TIME: 90s, 2h, 1d.")
+@click.option("--reason", default="", metavar="TEXT", help="Why; status and the journal show it.")
 @json_option
 @click.pass_obj
-def pause(scope: Scope, names: tuple[str, ...], as_json: bool) -> None:
+def pause(
+    scope: Scope, names: tuple[str, ...], span: str | None, reason: str, as_json: bool
+) -> None:
     """Let workers finish their job and stay down, also after a reboot.
 
-    All of them, or those that are named. Restarts that were due are cancelled; counts stay as
-    they are. nomarrctl resume lets them run again.
+    All of them, or those that are named. A pool that is named, and everything without a name, is
+    paused as a whole: workers that nomarrctl apply adds later begin paused, too. Restarts that
+    were due are cancelled; counts stay as they are. nomarrctl resume lets them run again; with
+    --for they are resumed by themselves, also after a reboot.
     """
+    for_s = None if span is None else parse_duration(span)
     config = scope.read_in_force()
+    workers = choose(config, names)
+    known = {pool.name for pool in config.pools}
+    pools = [name for name in names if name in known] if names else [ALL]
     with Progress() as progress:
-        report = acts.pause(scope, config, choose(config, names), progress.tell)
+        whole = acts.Span(pools, one_line(reason, 200), for_s)
+        report = acts.pause(scope, config, workers, progress.tell, whole)
     _print(report, as_json)
 
 
@@ -49,7 +69,9 @@ def resume(scope: Scope, names: tuple[str, ...], as_json: bool) -> None:
     closed. A worker that has failed for good stays down until nomarrctl reset.
     """
     config = scope.read_in_force()
-    _print(acts.resume(scope, config, choose(config, names)), as_json)
+    known = [pool.name for pool in config.pools]
+    pools = [name for name in names if name in known] if names else known
+    _print(acts.resume(scope, config, choose(config, names), pools), as_json)
 
 
 @click.command(epilog=examples("restart tag-0", "restart tag", "restart worker:tag:0 --json"))
@@ -111,7 +133,8 @@ def reconcile(scope: Scope, as_json: bool) -> None:
     if as_json:
         echo_json({"before": before, "unfinished": [each._asdict() for each in after]})
     elif after:
-        click.echo(f"{count(len(after), 'decision')} are still to be carried out:")
+        are = "is" if len(after) == 1 else "are"
+        click.echo(f"{count(len(after), 'decision')} {are} still to be carried out:")
         for each in after:
             click.echo(f"  {each.component}: {each.action}, {each.effect}")
     else:

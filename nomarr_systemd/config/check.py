@@ -12,6 +12,7 @@ from nomarr_systemd.config.settings import (
     HEALTH,
     POLICY,
     POOL,
+    POOL_HEALTH,
     STORE,
     WEB,
     Fault,
@@ -20,7 +21,7 @@ from nomarr_systemd.config.settings import (
     convert,
     explain_unknown,
 )
-from nomarr_systemd.config.store_url import ArangoUrl, parse_store_url
+from nomarr_systemd.config.store_url import ServerUrl, SqliteUrl, engine_of, parse_store_url
 from nomarr_systemd.config.unit_directives import check_directive
 from nomarr_systemd.config.values import (
     Config,
@@ -30,6 +31,7 @@ from nomarr_systemd.config.values import (
     WebSettings,
     WorkerRules,
 )
+from nomarr_systemd.core.account import RING
 from nomarr_systemd.core.errors import BadName
 from nomarr_systemd.core.health import HealthRules
 from nomarr_systemd.core.ids import MAX_INDEX, Component, check_pool, parse_component
@@ -76,14 +78,16 @@ class ConfigChecker:
         own = self._read_section(document, ("policy",), POLICY)
         policy = Rules(**own)
         self._check_order(POLICY_ORDER, policy, own, [("policy",)])
+        health = self._read_health(document)
+        self._check_lifetime(policy, own, [("policy",)])
         tables = self._read_table(document, ("pool",))
-        pools = tuple(self._read_pool(tables, name, policy) for name in tables)
+        pools = tuple(self._read_pool(tables, name, policy, health) for name in tables)
         self._check_total(pools)
         return Config(
             store=self._read_store(document),
             policy=policy,
             own_policy=tuple(own),
-            health=self._read_health(document),
+            health=health,
             web=WebSettings(**self._read_section(document, ("web",), WEB)),
             pools=pools,
             workers=self._read_workers(document, pools),
@@ -95,18 +99,20 @@ class ConfigChecker:
         if ("store", "url") in self._refused:
             return store
         url = parse_store_url(values["url"]) if "url" in values else None
-        if not isinstance(url, ArangoUrl):
+        if url is None or isinstance(url, SqliteUrl):
             for key in values:
                 if key != "url":
-                    self._blame(("store", key), "it is only for an arangodb:// url", "remove it")
+                    problem = "it is only for a postgresql:// or arangodb:// url"
+                    self._blame(("store", key), problem, "remove it")
         else:
+            scheme = engine_of(url).scheme
             if store.ca_file and not url.tls:
-                problem = "it does nothing with arangodb://, which is not encrypted"
-                self._blame(("store", "ca_file"), problem, "write arangodb+tls:// in url")
+                problem = f"it does nothing with {scheme}://, which is not encrypted"
+                self._blame(("store", "ca_file"), problem, f"write {scheme}+tls:// in url")
             self._check_work_user(store, url)
         return store
 
-    def _check_work_user(self, store: StoreSettings, url: ArangoUrl) -> None:
+    def _check_work_user(self, store: StoreSettings, url: ServerUrl) -> None:
         """Workers must not hold the ledger's password, so jobs need a user of their own."""
         if any(("store", setting.key) in self._refused for setting in STORE):
             return
@@ -116,7 +122,9 @@ class ConfigChecker:
             self._blame(("store", given), problem, "set work_user and work_password_file")
         elif store.work_user == url.user:
             problem = "it is the ledger's user, whose password workers must not hold"
-            self._blame(("store", "work_user"), problem, "make another user in ArangoDB")
+            self._blame(
+                ("store", "work_user"), problem, f"make another user in {engine_of(url).title}"
+            )
         elif bool(store.password_file) != bool(store.work_password_file):
             given, other = "password_file", "work_password_file"
             if store.work_password_file:
@@ -132,10 +140,10 @@ class ConfigChecker:
         self._check_order(HEALTH_ORDER, health, values, [("health",)])
         return health
 
-    def _read_pool(self, tables: Table, name: str, policy: Rules) -> Pool:
+    def _read_pool(self, tables: Table, name: str, policy: Rules, health: HealthRules) -> Pool:
         path = ("pool", name)
         table = self._read_table(tables, path)
-        values = self._read_values(table, path, POOL, also=("policy", "unit"))
+        values = self._read_values(table, path, POOL, also=("policy", "health", "unit"))
         programs = [key for key in ("entrypoint", "command") if key in table]
         if not programs and path not in self._refused:
             self._blame(path, "the pool has no program", "set entrypoint or command")
@@ -144,13 +152,25 @@ class ConfigChecker:
         own = self._read_section(table, (*path, "policy"), POLICY)
         rules = policy._replace(**own)
         self._check_order(POLICY_ORDER, rules, own, [("policy",), (*path, "policy")])
+        own_health = self._read_section(table, (*path, "health"), POOL_HEALTH)
+        merged = health._replace(**own_health)
+        self._check_order(HEALTH_ORDER, merged, own_health, [("health",), (*path, "health")])
+        self._check_lifetime(rules, own, [("policy",), (*path, "policy")])
         unit = self._read_unit(table, (*path, "unit"))
         try:
             check_pool(name)
         except BadName:
             wanted = "a small letter, then at most 30 small letters, digits or underscores"
             self._blame(path, f"{quote(name)} cannot name a pool", f"a name is {wanted}")
-        return Pool(name, **values, rules=rules, own_rules=tuple(own), unit=unit)
+        return Pool(
+            name,
+            **values,
+            rules=rules,
+            own_rules=tuple(own),
+            health=merged,
+            own_health=tuple(own_health),
+            unit=unit,
+        )
 
     def _read_unit(self, table: Table, path: Path) -> tuple[tuple[str, Directive], ...]:
         unit: list[tuple[str, Directive]] = []
@@ -179,6 +199,7 @@ class ConfigChecker:
             rules = pool.rules._replace(**own)
             levels = [("policy",), ("pool", pool.name, "policy"), (*path, "policy")]
             self._check_order(POLICY_ORDER, rules, own, levels)
+            self._check_lifetime(rules, own, levels)
             workers.append(WorkerRules(found, rules, tuple(own)))
         return tuple(sorted(workers))
 
@@ -228,6 +249,16 @@ class ConfigChecker:
                 low, high = getattr(values, order.low), getattr(values, order.high)
                 problem = f"{order.low} ({low:g}) {relation} {order.high} ({high:g})"
                 self._blame((*levels[-1], here[0]), problem)
+
+    def _check_lifetime(self, rules: Rules, own: Mapping[str, Any], levels: Sequence[Path]) -> None:
+        """Only the last RING restarts of a worker are known with their times."""
+        keys = ("lifetime_days", "max_lifetime_restarts")
+        here = [key for key in keys if key in own]
+        known = not any((*level, key) in self._refused for level in levels for key in keys)
+        if here and known and rules.lifetime_days and rules.max_lifetime_restarts > RING:
+            limit = rules.max_lifetime_restarts
+            problem = f"with lifetime_days max_lifetime_restarts ({limit}) must not be above {RING}"
+            self._blame((*levels[-1], here[0]), problem)
 
     def _read_section(self, parent: Table, path: Path, settings: Sequence[Setting]) -> Table:
         return self._read_values(self._read_table(parent, path), path, settings)

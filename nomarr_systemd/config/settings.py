@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from nomarr_systemd.config.store_url import parse_address, parse_store_url
 from nomarr_systemd.core.errors import BadName
 from nomarr_systemd.core.job import CrashPolicy
-from nomarr_systemd.core.policy import OnExhausted
+from nomarr_systemd.core.policy import OnCleanExit, OnExhausted
 from nomarr_systemd.core.text import ask_for, quote, show
 
 DAY_S = 86_400
@@ -120,6 +120,12 @@ POLICY = (
             help="when the window is full: mask the unit, or restart when it has room again"),
     Setting("never_restart", "statuses", 0, 255,
             help="exit statuses that no restart mends: the unit is masked at once"),
+    Setting("lifetime_days", "number", 0, 36_500,
+            help="days after which a restart no longer counts for max_lifetime_restarts "
+                 "(0: it always does); needs a limit of at most 100"),
+    Setting("on_clean_exit", "word", words=get_args(OnCleanExit),
+            help="a worker that ends with status 0 unasked: restart it (counted), or let it stay"
+                 " finished"),
 )
 HEALTH = (
     Setting("frame_interval_s", "number", 0.05, 3600,
@@ -144,15 +150,18 @@ HEALTH = (
     Setting("gpu_health_max_age_s", "number", 0, DAY_S,
             help="seconds after which the GPU's health in the store is ignored"),
 )
+# The supervisor takes the snapshots of all workers at once.
+POOL_HEALTH = tuple(setting for setting in HEALTH if setting.key != "snapshot_interval_s")
 STORE = (
     Setting("url", "text", form=parse_store_url,
-            help="a directory on this host, or arangodb+tls://USER@HOST:PORT,HOST:PORT/DATABASE"),
+            help="a directory on this host, or a server for several hosts: "
+                 "postgresql+tls://USER@HOST:PORT,HOST:PORT/DATABASE, or arangodb+tls://…"),
     Setting("password_file", "path",
-            help="a file with only the ledger's password for ArangoDB, readable by root alone"),
+            help="a file with only the ledger's password for the server, readable by root alone"),
     Setting("ca_file", "path",
-            help="the certificates to trust for arangodb+tls, instead of the system's"),
+            help="the certificates to trust with +tls, instead of the system's"),
     Setting("work_user", "text",
-            help="another user of ArangoDB, for jobs and history; required with ArangoDB"),
+            help="another user of the server, for jobs and history; required with a server"),
     Setting("work_password_file", "path",
             help="a file with the password of work_user, which workers may read"),
 )
@@ -195,7 +204,7 @@ POOL = (
 # fmt: on
 HOMES = {
     "[policy], [pool.NAME.policy] or [worker.INSTANCE.policy]": POLICY,
-    "[health]": HEALTH,
+    "[health] or [pool.NAME.health]": HEALTH,
     "[store]": STORE,
     "[web]": WEB,
     "[pool.NAME]": POOL,

@@ -1,4 +1,4 @@
-"""Parse the URL of the store, of which there are two kinds. Nothing is opened here.
+"""Parse the URL of the store, of which there are three kinds. Nothing is opened here.
 
 No message repeats the URL: it may have a password in it where none belongs.
 """
@@ -6,17 +6,14 @@ No message repeats the URL: it may have a password in it where none belongs.
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from nomarr_systemd.core.errors import BadName
 
-ARANGO_PORT = 8529
-
 _SQLITE = "sqlite://"
-_ARANGO = {"arangodb://": False, "arangodb+tls://": True}
 _HINT = (
-    "write sqlite:///absolute/directory, arangodb://user@host:8529/database"
-    " or arangodb+tls://user@host:8529/database"
+    "write sqlite:///absolute/directory, postgresql+tls://user@host:5432/database"
+    " or arangodb+tls://user@host:8529/database (without +tls: not encrypted)"
 )
 _LABEL = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 _HOST = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
@@ -39,16 +36,48 @@ class ArangoUrl(NamedTuple):
     tls: bool
 
 
-def parse_store_url(url: str) -> SqliteUrl | ArangoUrl:
+class PostgresUrl(NamedTuple):
+    """A database on a PostgreSQL server; with several hosts, one of them accepts writes."""
+
+    user: str
+    hosts: tuple[tuple[str, int], ...]
+    database: str
+    tls: bool
+
+
+ServerUrl = ArangoUrl | PostgresUrl
+
+
+class Engine(NamedTuple):
+    """A database server: its name for people, the scheme of its URLs, its usual port."""
+
+    title: str
+    scheme: str
+    port: int
+
+
+ENGINES: Final[dict[type[ServerUrl], Engine]] = {
+    ArangoUrl: Engine("ArangoDB", "arangodb", 8529),
+    PostgresUrl: Engine("PostgreSQL", "postgresql", 5432),
+}
+
+
+def engine_of(url: ServerUrl) -> Engine:
+    """The database server that the URL is for."""
+    return ENGINES[type(url)]
+
+
+def parse_store_url(url: str) -> SqliteUrl | ServerUrl:
     """The parsed URL, or BadName with the reason."""
     if not url.isprintable():
         raise _bad("it has characters that cannot be printed")
     if url.startswith(_SQLITE):
         return SqliteUrl(_parse_directory(url.removeprefix(_SQLITE)))
-    for scheme, tls in _ARANGO.items():
-        if url.startswith(scheme):
-            return _parse_arango(url.removeprefix(scheme), tls=tls)
-    raise _bad("it does not start with sqlite://, arangodb:// or arangodb+tls://")
+    scheme, separator, rest = url.partition("://")
+    for kind, engine in ENGINES.items():
+        if separator and scheme.removesuffix("+tls") == engine.scheme:
+            return _parse_server(kind, rest, tls=scheme.endswith("+tls"))
+    raise _bad("it does not start with sqlite://, postgresql:// or arangodb://, or one with +tls")
 
 
 def is_local(host: str) -> bool:
@@ -96,7 +125,7 @@ def _parse_directory(path: str) -> str:
     return "/" + "/".join(parts)
 
 
-def _parse_arango(rest: str, *, tls: bool) -> ArangoUrl:
+def _parse_server(kind: type[ServerUrl], rest: str, *, tls: bool) -> ServerUrl:
     authority, _, database = rest.partition("/")
     user, at, places = authority.rpartition("@")
     if ":" in user or (not at and "@" in database):
@@ -108,13 +137,14 @@ def _parse_arango(rest: str, *, tls: bool) -> ArangoUrl:
         raise _bad("there is no user before the @, or it has characters that a user cannot have")
     if not _DATABASE.fullmatch(database):
         raise _bad("after the hosts, write / and the name of a database: letters, digits, _ or -")
-    hosts = places.split(",")
-    return ArangoUrl(user, tuple(_parse_host(hosts, n) for n in range(len(hosts))), database, tls)
+    hosts, port = places.split(","), ENGINES[kind].port
+    parsed = tuple(_parse_host(hosts, n, port) for n in range(len(hosts)))
+    return kind(user, parsed, database, tls)
 
 
-def _parse_host(hosts: list[str], number: int) -> tuple[str, int]:
+def _parse_host(hosts: list[str], number: int, port: int) -> tuple[str, int]:
     try:
-        return parse_address(hosts[number], default_port=ARANGO_PORT)
+        return parse_address(hosts[number], default_port=port)
     except BadName as error:
         which = f" {number + 1} of {len(hosts)}" if len(hosts) > 1 else ""
         raise _bad(f"host{which}: {error}") from error

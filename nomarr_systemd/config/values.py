@@ -39,7 +39,8 @@ class WebSettings(NamedTuple):
 
 
 class Pool(NamedTuple):
-    """``[pool.NAME]``: workers that run the same program. ``rules`` are merged over [policy]."""
+    """``[pool.NAME]``: workers that run the same program. ``rules`` are merged over [policy],
+    ``health`` over [health]."""
 
     name: str
     workers: int = 1
@@ -55,6 +56,8 @@ class Pool(NamedTuple):
     job_max_crashes: int = 2
     rules: Rules = DEFAULT_RULES
     own_rules: tuple[str, ...] = ()  # the keys set in [pool.NAME.policy]
+    health: HealthRules = HealthRules()  # merged over [health]
+    own_health: tuple[str, ...] = ()  # the keys set in [pool.NAME.health]
     unit: tuple[tuple[str, Directive], ...] = ()
 
 
@@ -97,6 +100,11 @@ class Config(NamedTuple):
         own = self._own(component)
         return own.rules if own else pool.rules
 
+    def health_for(self, component: Component) -> HealthRules:
+        """The rules of health in force: its pool's; for an unknown worker, those of [health]."""
+        pool = next((each for each in self.pools if each.name == component.pool), None)
+        return pool.health if pool else self.health
+
     def find_rules(self, component: Component) -> Rules:
         """The same for any worker; for one that is no longer configured, those of [policy]."""
         try:
@@ -125,7 +133,10 @@ class Config(NamedTuple):
             "own_policy": self.own_policy,
             "health": self.health._asdict(),
             "web": self.web._asdict(),
-            "pools": [pool._asdict() | {"rules": pool.rules._asdict()} for pool in self.pools],
+            "pools": [
+                pool._asdict() | {"rules": pool.rules._asdict(), "health": pool.health._asdict()}
+                for pool in self.pools
+            ],
             "workers": [
                 {
                     "component": own.component.component_id,
@@ -144,13 +155,17 @@ class Config(NamedTuple):
         missing field gets its default, an unknown one is skipped. The controller must run.
         """
         try:
+            health = stored.get("health", {})
             return cls(
                 store=_build(StoreSettings, stored.get("store", {})),
                 policy=_build(Rules, stored.get("policy", {})),
                 own_policy=tuple(stored.get("own_policy", ())),
-                health=_build(HealthRules, stored.get("health", {})),
+                health=_build(HealthRules, health),
                 web=_build(WebSettings, stored.get("web", {})),
-                pools=tuple(_build(Pool, pool) for pool in stored.get("pools", ())),
+                # A pool that an older version has written has the rules of [health].
+                pools=tuple(
+                    _build(Pool, {"health": health, **pool}) for pool in stored.get("pools", ())
+                ),
                 workers=tuple(_build(WorkerRules, own) for own in stored.get("workers", ())),
             )
         except (AttributeError, KeyError, TypeError, ValueError, NomarrError) as error:
@@ -173,6 +188,8 @@ def _restore(name: str, value: Any) -> Any:
         return parse_component(value)
     if name == "rules":
         return _build(Rules, value)
+    if name == "health":
+        return _build(HealthRules, value)
     if name == "unit":
         return tuple((directive, _freeze(given)) for directive, given in value)
     return _freeze(value)

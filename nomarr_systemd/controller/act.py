@@ -9,9 +9,11 @@ cleared last:
    the spool's files are removed after it, never before; then quarantines are logged and noted;
 4. the spool, if the ledger cannot be written: durable before anything is restarted;
 5. ends of holds, stops, then masks (a unit that is masked while it starts keeps its start job),
-   then starts (systemd is asked again first if it took a while); their timers stop after that;
+   ends of pauses, then starts (systemd is asked again first if it took a while); their timers
+   stop after that;
 6. how far each decision got, in one commit. If that is lost, the next plan does it again;
-7. the journal, then the supervisor. After a kill before this they are told again;
+7. the journal, then the supervisor. After a kill before this they are told again. Deaths that
+   would mask their workers are not booked yet: first the supervisor is asked about their jobs;
 8. reports are cleared, or kept for the supervisor alone if it did not answer.
 
 If systemd refuses something for one worker, the others are still handled, and it is retried.
@@ -19,6 +21,7 @@ If systemd refuses something for one worker, the others are still handled, and i
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple, TypeVar
 
@@ -40,7 +43,7 @@ from nomarr_systemd.systemd.manager import (
     monotonic_ms,
     timer_of,
 )
-from nomarr_systemd.systemd.stop_intent import WANTED_FACTS, is_wanted
+from nomarr_systemd.systemd.stop_intent import DOWN_FACTS, WANTED_FACTS, find_run, is_wanted
 
 FRESH_MS: Final = 50
 _Kind = TypeVar("_Kind")
@@ -56,6 +59,7 @@ class Done(NamedTuple):
     """The result of ``act``."""
 
     outcomes: tuple[Outcome, ...] = ()  # of jobs, for the next plan
+    asked: frozenset[str] = frozenset()  # runs about which the supervisor was asked before a mask
     owes: bool = False  # something has to be retried, and no report will trigger that
     untold: bool = False  # the supervisor has not answered
     changed_incidents: bool = False  # more workers may be concerned than were observed
@@ -72,6 +76,7 @@ def act(site: Site, intents: Sequence[Intent]) -> Done:
     refused |= _release(site, _pick(intents, do.Release))
     _stop(site, [each.component.unit for each in _pick(intents, do.Stop)])
     refused |= _mask(site, [each.component for each in _pick(intents, do.Mask)])
+    refused |= _resume(site, _pick(intents, do.Resume))
     timers = [timer_of(each.component) for each in _pick(intents, do.CancelTimer)]
     starts = [each for each in _pick(intents, do.Start) if each.component not in refused]
     started, unwanted = _start(site, starts, timers)
@@ -86,7 +91,9 @@ def act(site: Site, intents: Sequence[Intent]) -> Done:
         elif clear.invocation not in kept:
             clear_report(site.paths, clear.invocation)
     is_begun = any(each.effect == "started" for each in _pick(intents, do.Note))
-    return Done(tuple(outcomes), bool(refused or kept or is_begun), bool(unanswered), changed)
+    asked = frozenset(each.death.run for each in _pick(intents, do.Consult))
+    owes = bool(refused or kept or is_begun)
+    return Done(tuple(outcomes), asked, owes, bool(unanswered), changed)
 
 
 def _pick(intents: Iterable[Intent], kind: type[_Kind]) -> list[_Kind]:
@@ -159,7 +166,7 @@ def _book(site: Site, intents: Sequence[Intent]) -> None:
     if not wanted:
         return
     for failed in _pick(intents, do.FailPool):
-        journal.write_pool_failure(failed.pool, failed.reason)
+        journal.write_pool_failure(failed.pool, failed.reason, failed.workers, user=site.paths.user)
     try:
         with site.store.batch():
             for each in wanted:
@@ -182,8 +189,8 @@ def _book_one(site: Site, each: Intent) -> None:
             ledger.record_failure(death, rules, at=record.moment, current=current)
         case do.BookSpooled(_, entry, rules):
             ledger.book(entry.death, entry.decision, rules, entry.at)
-        case do.Refund(component, invocation, rules, why):
-            ledger.refund(component.component_id, invocation, rules, why)
+        case do.Refund(component, invocation, why):
+            ledger.refund(component.component_id, invocation, why)
         case do.MarkFailed(component, invocation, why):
             ledger.mark_failed(component.component_id, why, invocation)
         case do.Close(pool, why):
@@ -191,10 +198,17 @@ def _book_one(site: Site, each: Intent) -> None:
 
 
 def _note_quarantines(site: Site, intents: Sequence[do.Quarantine]) -> None:
-    """Log each quarantine, then note it: after a kill in between it is logged again, not lost."""
+    """Log each quarantine to the workers that died of it, then note it: after a kill in between it
+    is logged again, not lost. How many restarts each got back is read from the ledger."""
     for each in intents:
-        journal.write_quarantine(each.component, each.jobs, user=site.paths.user)
         try:
+            for component in site.config.components():
+                if component.pool != each.component.pool:
+                    continue
+                account = site.ledger.account(component.component_id)
+                back = sum(account.find(run, ("refund",)) is not None for run in each.refund)
+                if back or component == each.component:
+                    journal.write_quarantine(component, each.jobs, back, user=site.paths.user)
             note_quarantine(site, each)
         except StoreError as error:
             _complain(each.component, error)
@@ -236,6 +250,24 @@ def _mask(site: Site, components: Sequence[Component]) -> set[Component]:
     return set()
 
 
+def _resume(site: Site, intents: Sequence[do.Resume]) -> set[Component]:
+    """End pauses; return the workers that were refused: the file that is left resumes them."""
+    for each in intents:
+        site.holds.begin_resume(each.component)
+    wanted = {each.component.unit: each.component for each in intents if each.start}
+    answers = site.manager.queue_all(start=wanted)
+    refused = _complain_all({each: answers[unit] for unit, each in wanted.items()})
+    done = [each.component for each in intents if each.component not in refused]
+    for component in done:
+        site.holds.end_resume(component)
+        journal.write_act(component, "resumed", "the end of its pause", user=site.paths.user)
+    if done:
+        with contextlib.suppress(StoreError):
+            names = [each.component_id for each in done]
+            site.ledger.note(names, "resume", "nomarr-controller", "its pause was over")
+    return refused
+
+
 def _start(
     site: Site, intents: Sequence[do.Start], timers: Sequence[str]
 ) -> tuple[set[Component], set[Component]]:
@@ -259,16 +291,17 @@ def _find_unwanted(site: Site, intents: Sequence[do.Start]) -> set[Component]:
     """Return the workers that are no longer as they were observed, or no longer wanted."""
     questions: dict[str, Sequence[str]] = {}
     for each in intents:
-        questions[each.component.unit] = ("ActiveState", "InvocationID")
+        questions[each.component.unit] = DOWN_FACTS
         questions[each.component.wanted_unit] = WANTED_FACTS
     shown = site.manager.show_each(questions)
     unwanted = set()
     for each in intents:
-        unit = shown[each.component.unit]
-        is_same = unit["ActiveState"] in ("failed", "inactive") and (
-            unit["InvocationID"] == each.run
+        unit, wanted = shown[each.component.unit], shown[each.component.wanted_unit]
+        is_same = unit["ActiveState"] in ("failed", "inactive") and each.run in (
+            unit["InvocationID"],
+            find_run(unit, wanted),
         )
-        if not is_same or not is_wanted(shown[each.component.wanted_unit]):
+        if not is_same or not is_wanted(wanted):
             unwanted.add(each.component)
     return unwanted
 
@@ -303,4 +336,4 @@ def _tell(site: Site, intents: Sequence[Intent]) -> tuple[list[Outcome], set[str
         if each.is_new:
             user = site.paths.user
             journal.write_decision(each.component, each.record, each.death.line, user=user)
-    return tell_supervisor(site, tells)
+    return tell_supervisor(site, tells, _pick(intents, do.Consult))

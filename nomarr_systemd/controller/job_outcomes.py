@@ -7,13 +7,13 @@ pool that has failed by the ledger's own count.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
-from typing import Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
 
 from nomarr_systemd.controller.site import Site
 from nomarr_systemd.core.errors import KeyExists, StoreError
 from nomarr_systemd.core.ids import is_run
-from nomarr_systemd.core.intents import Quarantine, Tell
+from nomarr_systemd.core.intents import Consult, Quarantine, Tell
 from nomarr_systemd.core.plan import is_blamed
 from nomarr_systemd.core.world import Outcome
 from nomarr_systemd.host import clock
@@ -26,34 +26,47 @@ _KEPT: Final = 1000  # notes, and names of jobs in each: 18 kB at most
 _KEPT_JOBS: Final = 20
 
 
-def tell_supervisor(site: Site, tells: Sequence[Tell]) -> tuple[list[Outcome], set[str]]:
-    """Tell of deaths in one request; return what became of their jobs, and the invocations that
-    there is no answer for yet."""
-    if not tells:
+def tell_supervisor(
+    site: Site, tells: Sequence[Tell], consults: Sequence[Consult] = ()
+) -> tuple[list[Outcome], set[str]]:
+    """Tell of deaths in one request; return what became of their jobs, and the told invocations
+    that there is no answer for yet."""
+    deaths = [*map(_describe_tell, tells), *map(_describe_consult, consults)]
+    if not deaths:
         return [], set()
-    deaths = [
-        {
-            "component": each.component.component_id,
-            "invocation": each.record.invocation,
-            "cause": each.death.line,
-            "decision": f"{each.record.action}: {each.record.text}",
-            "blamed": is_blamed(each.record),
-            "failed": each.record.action == "fail",
-        }
-        for each in tells
-    ]
     request = {"op": "crashed", "deaths": deaths}
-    answer = site.live.ask(request, about=len(deaths), timeout_s=TIMEOUT_S)
-    settled = parse_outcomes(answer)
-    outcomes, unanswered = [], set()
-    for each in tells:
-        invocation = each.record.invocation
-        if invocation in settled:
-            name = each.component.component_id
-            outcomes.append(Outcome(name, invocation, *settled[invocation]))
-        elif is_run(invocation):  # a start that failed had no job
-            unanswered.add(invocation)
+    settled = parse_outcomes(site.live.ask(request, about=len(deaths), timeout_s=TIMEOUT_S))
+    outcomes = [
+        Outcome(each["component"], each["invocation"], *settled[each["invocation"]])
+        for each in deaths
+        if each["invocation"] in settled
+    ]
+    told = {each.record.invocation for each in tells}
+    unanswered = {each for each in told if each not in settled and is_run(each)}
     return [each for each in outcomes if each.quarantined or each.fail_pool], unanswered
+
+
+def _describe_tell(tell: Tell) -> Mapping[str, Any]:
+    return {
+        "component": tell.component.component_id,
+        "invocation": tell.record.invocation,
+        "cause": tell.death.line,
+        "decision": f"{tell.record.action}: {tell.record.text}",
+        "blamed": is_blamed(tell.record),
+        "failed": tell.record.action == "fail",
+    }
+
+
+def _describe_consult(consult: Consult) -> Mapping[str, Any]:
+    """A death that is not decided about yet."""
+    return {
+        "component": consult.component.component_id,
+        "invocation": consult.death.invocation,
+        "cause": consult.death.line,
+        "decision": "",
+        "blamed": True,
+        "failed": False,
+    }
 
 
 def read_quarantines(site: Site, outcomes: Iterable[Outcome]) -> frozenset[str]:

@@ -15,17 +15,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from nomarr_systemd.controller.act import Done, LedgerUnwritable, act
+from nomarr_systemd.controller.canaries import Canaries, has_open_incident, observe_canaries
 from nomarr_systemd.controller.log import ERROR, log
-from nomarr_systemd.controller.observe import (
-    Canaries,
-    find_unheard,
-    has_open_incident,
-    observe,
-    observe_canaries,
-)
+from nomarr_systemd.controller.observe import find_unheard, observe
 from nomarr_systemd.controller.reports import (
+    DUE,
+    LOOK,
     Report,
-    clear_due,
+    clear_bell,
     clear_report,
     make_directory,
     read_reports,
@@ -47,6 +44,8 @@ IDLE_S: Final = 30.0
 LOOK_AGAIN_S: Final = 0.5  # between two observations of a canary
 LOOK_AT_ALL_MS: Final = 10_000  # between two observations of its pool, if no report comes
 SOON: Final = "nomarr-reconcile-soon.timer"
+PAUSE_END: Final = "nomarr-pause-end.timer"  # transient
+RECONCILE: Final = "nomarr-reconcile.service"
 _PASSES: Final = 5  # an incident that opens concerns more workers, and so do jobs that are settled
 _NOT_OF_ONE: Final = (ManagerError, StoreError, LedgerUnwritable)  # no worker can be handled
 Stamp = tuple[int, int]
@@ -67,7 +66,8 @@ def run(
     site.ask_anew()
     reports = read_reports(site.paths, with_untold=everybody or with_untold)
     deaths = [*reports.deaths, *(find_unheard(site, reports.deaths) if everybody else ())]
-    who = None if everybody else [*(each.component for each in deaths), *reports.due]
+    bells = (*reports.due, *reports.looks)
+    who = None if everybody else [*(each.component for each in deaths), *bells]
     configured = set(site.config.components())
     for each in deaths:
         if each.component not in configured:  # a person started it, and its mask would stay
@@ -81,8 +81,9 @@ def run(
         log(ERROR, "after a fault each worker is handled alone", fault=_describe(error))
         _handle_each(site, deaths, configured if who is None else who, due)
         owes = True
-    for component, written_ns in reports.due.items():
-        clear_due(site.paths, component, written_ns)
+    for kind, found in ((DUE, reports.due), (LOOK, reports.looks)):
+        for component, written_ns in found.items():
+            clear_bell(site.paths, kind, component, written_ns)
     return owes
 
 
@@ -94,17 +95,17 @@ def _handle(
     resumed: Mapping[str, str] | None,
 ) -> bool:
     """Observe, plan and act until nothing is left to do; True as in ``run``."""
-    owes, outcomes = False, tuple[Outcome, ...]()
+    owes, outcomes, asked = False, tuple[Outcome, ...](), frozenset[str]()
     for _ in range(_PASSES):
-        world = observe(site, deaths, who, due=due, outcomes=outcomes, resumed=resumed)
+        world = observe(site, deaths, who, due=due, outcomes=outcomes, asked=asked, resumed=resumed)
         done, world = _carry_out(site, world)
         _clear_seen(site, deaths, world)
         owes |= done.owes or (done.untold and world.supervisor_active) or _waits(world)
-        outcomes, resumed = done.outcomes, None
-        if not outcomes and not done.changed_incidents:
-            break
+        outcomes, asked, resumed = done.outcomes, asked | done.asked, None
+        if not outcomes and not done.asked and not done.changed_incidents:
+            return owes
         deaths = read_reports(site.paths).deaths
-    return owes
+    return True
 
 
 def _handle_each(
@@ -118,7 +119,8 @@ def _handle_each(
     for component, own in reports.items():
         try:
             rang = [each for each in due if each == component]
-            _, world = _carry_out(site, observe(site, own, [component], due=rang))
+            asked = frozenset(each.invocation for each in own)  # it is not asked about them
+            _, world = _carry_out(site, observe(site, own, [component], due=rang, asked=asked))
             _clear_seen(site, own, world)
         except _NOT_OF_ONE:
             raise
@@ -211,6 +213,15 @@ def _arm(site: Site, *, owes: bool) -> None:
             site.manager.queue_all(stop=[SOON])
 
 
+def arm_next_end(site: Site) -> None:
+    """Have the reconciler run when the next pause ends. The timer is lost with a boot, and made
+    again by the reconciler, which runs at every boot."""
+    until_ms = site.holds.next_end_ms()
+    if until_ms is not None:
+        left_ms = max(0, until_ms - clock.now().wall_ms)
+        site.manager.schedule_unit(PAUSE_END, RECONCILE, monotonic_ms() + left_ms)
+
+
 def reconcile(site: Site) -> None:
     """Observe every worker, plan and act.
 
@@ -224,6 +235,8 @@ def reconcile(site: Site) -> None:
             with contextlib.suppress(StoreError):
                 site.store.publish_all()
             owes = run(site, everybody=True)
+    with contextlib.suppress(ManagerError):
+        arm_next_end(site)
     _arm(site, owes=owes)
 
 

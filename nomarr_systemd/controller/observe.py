@@ -11,19 +11,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from nomarr_systemd.config.values import Config
+from nomarr_systemd.controller.canaries import find_healthy
+from nomarr_systemd.controller.deaths import make_deaths
 from nomarr_systemd.controller.job_outcomes import read_quarantines
+from nomarr_systemd.controller.lapses import find_down, find_lacks, find_lapses
 from nomarr_systemd.controller.log import ERROR, log
 from nomarr_systemd.controller.reports import Report, write_report
 from nomarr_systemd.controller.site import Site
 from nomarr_systemd.core.account import Account
-from nomarr_systemd.core.death import EX_TEMPFAIL, Death, classify, exit_words
+from nomarr_systemd.core.death import Death, exit_words
 from nomarr_systemd.core.errors import StoreError
 from nomarr_systemd.core.ids import (
     UNIT_PREFIX,
     UNIT_SUFFIX,
     Component,
     find_instance,
-    parse_component,
 )
 from nomarr_systemd.core.incident import INCIDENT, LEAST, SPAN_MS, Incident
 from nomarr_systemd.core.ledger_record import Record
@@ -32,7 +34,6 @@ from nomarr_systemd.core.time import Moment, age_ms
 from nomarr_systemd.core.world import Outcome, Pool, Spooled, Unit, Worker, World
 from nomarr_systemd.host import clock
 from nomarr_systemd.ledger.spool import SUFFIX
-from nomarr_systemd.live.answers import parse_labels, parse_workers
 from nomarr_systemd.systemd import stop_intent
 from nomarr_systemd.systemd.manager import (
     SHUTDOWN,
@@ -43,14 +44,13 @@ from nomarr_systemd.systemd.manager import (
 )
 from nomarr_systemd.systemd.stop_intent import (
     WANTED_FACTS,
+    find_run,
+    has_begun,
+    is_down,
     is_wanted,
-    was_asked_before,
-    was_asked_to_stop,
 )
 
 Facts = Mapping[str, str]
-Canaries = tuple[tuple[str | bool, ...], ...]
-_OWN_SIGNALS: Final = frozenset((-6, -9))  # the supervisor's, which knows why it sent them
 UNIT_FACTS: Final = (
     *("ActiveState", "LoadState", "InvocationID", "Job", "ConditionResult"),
     *("ConditionTimestampMonotonic", "ExecMainStartTimestampMonotonic"),
@@ -58,9 +58,7 @@ UNIT_FACTS: Final = (
 )
 _TIMER: Final = ("Job", "SubState")
 EXIT_FACTS: Final = ("InvocationID", "Result", "ExecMainCode", "ExecMainStatus")
-_CANARY: Final = ("ActiveState", "LoadState", "InvocationID", "Job")
 _FEW: Final = 8  # at most so many accounts are read one by one
-_RUNNING: Final = ("active", "activating", "reloading")
 
 
 class Seen(NamedTuple):
@@ -77,6 +75,7 @@ def observe(
     *,
     due: Sequence[Component] = (),
     outcomes: Sequence[Outcome] = (),
+    asked: frozenset[str] = frozenset(),
     resumed: Mapping[str, str] | None = None,
 ) -> World:
     """Observe these workers, or all (None), and those that their incidents concern.
@@ -86,11 +85,11 @@ def observe(
     everybody = site.config.components()
     try:
         seen = _read_books(site, everybody if who is None else who, outcomes)
-        return _observe(site, reports, who, seen, due, outcomes, resumed or {})
+        return _observe(site, reports, who, seen, due, outcomes, asked, resumed or {})
     except StoreError as error:
         log(ERROR, "the store is away", error=error, hint=error.hint)
         site.forget_store()
-        return _observe(site, reports, who, Seen(None, {}), due, (), {})
+        return _observe(site, reports, who, Seen(None, {}), due, (), asked, {})
 
 
 def _observe(
@@ -100,6 +99,7 @@ def _observe(
     seen: Seen,
     due: Sequence[Component],
     outcomes: Sequence[Outcome],
+    asked: frozenset[str],
     resumed: Mapping[str, str],
 ) -> World:
     now = clock.now()
@@ -109,10 +109,16 @@ def _observe(
     workers = [each for each in chosen if each in configured]
     shown = _ask_systemd(site, workers)
     reports = [each for each in reports if each.component in configured]
-    deaths = _make_deaths(site, reports, shown, now)
+    reports += find_lapses(site, workers, shown, reports, seen.accounts)
+    lacks = find_lacks(site, workers, shown, seen.accounts)
+    deaths = make_deaths(site, reports, shown, lacks, now)
     return World(
         tuple(
-            _make_worker(site, each, shown, seen, deaths.get(each, []))._replace(rang=each in due)
+            _make_worker(site, each, shown, seen, lacks.get(each, ""))._replace(
+                deaths=tuple(deaths.get(each, ())),
+                rang=each in due,
+                resumes=site.holds.is_over(each, now.wall_ms),
+            )
             for each in workers
         ),
         {pool.name: _make_pool(site.config, pool.name) for pool in site.config.pools},
@@ -123,9 +129,10 @@ def _observe(
         resumed,
         tuple(outcomes),
         read_quarantines(site, outcomes),
+        asked,
         "away" if seen.accounts is None else "sound",
         shown[SUPERVISOR]["ActiveState"] == "active",
-        _find_healthy(site, seen),
+        find_healthy(site, seen.incidents.values()),
     )
 
 
@@ -151,9 +158,13 @@ def _choose(
             chosen[component] = None
     names = {entry.death.component_id for entry in spooled}
     held = site.holds.instances() if who is None else ()
+    down = find_down(site) if who is None else ()
     for component in site.config.components():
-        is_held = component.instance in held and site.holds.read(component).startswith(INCIDENT)
-        if component.component_id in names or is_held:
+        is_held = component.instance in held and (
+            site.holds.read(component).startswith(INCIDENT)
+            or site.holds.is_over(component, clock.now().wall_ms)
+        )
+        if component.component_id in names or is_held or component in down:
             chosen[component] = None
     return sorted(chosen)
 
@@ -277,156 +288,29 @@ def _make_worker(
     component: Component,
     shown: Mapping[str, Facts],
     seen: Seen,
-    deaths: Sequence[Death],
+    lacks: str,
 ) -> Worker:
-    facts = shown[component.unit]
+    facts, wanted = shown[component.unit], shown[component.wanted_unit]
+    held = site.holds.read(component)
+    is_lapsed = is_down(facts, wanted) and (has_begun(facts, wanted) or not held)
     met_hold = (
         facts["ActiveState"] == "inactive"
         and int(facts["ConditionTimestampMonotonic"] or 0) > 0
         and facts["ConditionResult"] == "no"
     )
     unit = Unit(
-        facts["ActiveState"],
-        facts["InvocationID"],
+        "failed" if is_lapsed else facts["ActiveState"],
+        find_run(facts, wanted) if is_lapsed else facts["InvocationID"],
         facts["LoadState"] == "masked",
         bool(facts["Job"]),
-        is_wanted(shown[component.wanted_unit]),
+        is_wanted(wanted),
         met_hold,
         read_timer(shown[timer_of(component)]),
+        lacks,
     )
     account = None
     if seen.accounts is not None:
         name = component.component_id
         account = seen.accounts.get(name) or site.ledger.account(name)
     rules = site.config.find_rules(component)
-    return Worker(component, rules, unit, account, site.holds.read(component), tuple(deaths))
-
-
-def _make_deaths(
-    site: Site, reports: Sequence[Report], shown: Mapping[str, Facts], now: Moment
-) -> dict[Component, list[Death]]:
-    """Make a Death of each report; by time, the one of the unit's present run last."""
-    shutdown = shown[SHUTDOWN]
-    ending = bool(shutdown["Job"]) or shutdown["ActiveState"] == "active"
-    found: dict[Component, list[tuple[bool, int, Death]]] = {}
-    labels = _ask_labels(site, reports, shown)
-    for each in reports:
-        unit = shown[each.component.unit]
-        is_own = unit["InvocationID"] == each.invocation
-        runs = is_own and unit["ActiveState"] in _RUNNING
-        if runs or each.result == "success":
-            continue  # a hook that ran again and saw a newer run
-        death = _make_death(each, unit, shown, labels.get(each.invocation, ""), now)
-        death = death._replace(shutting_down=ending)
-        if death.code == EX_TEMPFAIL:
-            death = death._replace(supervisor_away=_was_away(unit, shown[SUPERVISOR]))
-        found.setdefault(each.component, []).append((is_own, -each.age_ms, death))
-    return {
-        component: [death for _, _, death in sorted(deaths, key=lambda row: row[:2])]
-        for component, deaths in found.items()
-    }
-
-
-def _make_death(
-    each: Report, unit: Facts, shown: Mapping[str, Facts], label: str, now: Moment
-) -> Death:
-    wanted = shown[each.component.wanted_unit]
-    is_own = unit["InvocationID"] == each.invocation
-    if is_own:
-        asked = was_asked_to_stop(unit, wanted)
-    else:
-        asked = was_asked_before((monotonic_ms() - each.age_ms) * 1000, wanted)
-    return classify(
-        each.result,
-        each.exit_code,
-        each.exit_status,
-        component_id=each.component.component_id,
-        invocation=each.invocation,
-        label=label,
-        stop_asked=asked,
-        run_ms=_run_ms(unit) if is_own else None,
-        at=now.later(-each.age_ms),
-    )
-
-
-def _run_ms(unit: Facts) -> int | None:
-    """Return how long the last run of the unit was, by systemd's own clock."""
-    started = int(unit["ExecMainStartTimestampMonotonic"] or 0)
-    ended = int(unit["ExecMainExitTimestampMonotonic"] or 0)
-    return (ended - started) // 1000 if ended >= started > 0 else None
-
-
-def _was_away(unit: Facts, supervisor: Facts) -> bool:
-    """True if the supervisor is not active, or was started after the run that missed it."""
-    since = int(supervisor["ActiveEnterTimestampMonotonic"] or 0)
-    started = int(unit["ExecMainStartTimestampMonotonic"] or 0)
-    return supervisor["ActiveState"] != "active" or since > started
-
-
-# The supervisor, whose answers are not trusted
-
-
-def _ask_labels(
-    site: Site, reports: Sequence[Report], shown: Mapping[str, Facts]
-) -> dict[str, str]:
-    """Ask why the supervisor ended these runs, if it did; one question for all."""
-    if shown[SUPERVISOR]["ActiveState"] != "active":
-        return {}
-    runs = [
-        {"component": each.component.component_id, "invocation": each.invocation}
-        for each in reports
-        if not each.is_untold
-        and classify(each.result, each.exit_code, each.exit_status).code in _OWN_SIGNALS
-    ]
-    if not runs:
-        return {}
-    return parse_labels(site.live.ask({"op": "labels", "runs": runs}, about=len(runs)))
-
-
-def has_open_incident(site: Site) -> bool:
-    try:
-        return any(not each.closed for each in site.incidents.incidents())
-    except StoreError:
-        return False
-
-
-def observe_canaries(site: Site) -> Canaries:
-    """Return the state of the canaries of open incidents, by a few questions: only if it changes,
-    the whole pool is observed. Empty: no incident is open."""
-    try:
-        incidents = {each.pool: each for each in site.incidents.incidents() if not each.closed}
-    except StoreError:
-        return ()
-    if not incidents:
-        return ()
-    site.ask_anew()
-    healthy = _find_healthy(site, Seen(None, incidents))
-    canaries = [parse_component(each.canary) for each in incidents.values()]
-    questions: dict[str, Sequence[str]] = {}
-    for each in canaries:
-        questions |= {each.unit: _CANARY, each.wanted_unit: ("ActiveState",)}
-    shown = site.manager.show_each(questions)
-    return tuple(
-        (
-            each.component_id,
-            site.holds.read(each),
-            each.component_id in healthy,
-            *shown[each.unit].values(),
-            *shown[each.wanted_unit].values(),
-        )
-        for each in canaries
-    )
-
-
-def _find_healthy(site: Site, seen: Seen) -> frozenset[str]:
-    """Return the canaries that are healthy; without a supervisor all that are active."""
-    canaries = {each.canary for each in seen.incidents.values() if not each.closed}
-    if not canaries:
-        return frozenset()
-    answer = site.live.ask({"op": "snapshot"}, about=len(site.config.components()))
-    workers = parse_workers(answer)
-    if workers is None:
-        return frozenset(canaries)
-    return frozenset(
-        each for each in canaries if each in workers and workers[each].status == "healthy"
-    )
+    return Worker(component, rules, unit, account, held)

@@ -1,5 +1,6 @@
-"""What the hook and ``nomarr-restart@`` leave in ``pending/``: a file for each failed invocation,
-and one for each worker whose backoff is over. Both only write down what systemd told them.
+"""What the hooks and ``nomarr-restart@`` leave in ``pending/``: a file for each failed invocation,
+one for each worker whose backoff is over, and one for each that ended well or could not be started.
+They only write down what systemd told them.
 
 A report stays until its death is booked, carried out and told. If the supervisor does not answer,
 it is moved to ``untold/`` and sent again later.
@@ -19,6 +20,11 @@ from nomarr_systemd.host.files import remove
 from nomarr_systemd.host.layout import Paths
 
 MAX_BYTES: Final = 4096
+DUE: Final = "due-"
+LOOK: Final = "look-"
+# Results of reports that the controller writes itself, by what systemd shows of the unit.
+NOT_BEGUN: Final = "not-begun"  # it could not be started; the invocation is its wanted unit's
+ENDED_UNASKED: Final = "ended"  # it ended well, and nobody asked it to
 UNTOLD_MS: Final = 600_000  # then the claims of the run have expired long ago
 
 
@@ -38,13 +44,14 @@ class Reports(NamedTuple):
     """All that waits for the controller."""
 
     deaths: list[Report]
-    due: dict[Component, int]  # backoff is over; time of the file, for ``clear_due``
+    due: dict[Component, int]  # backoff is over; time of the file, for ``clear_bell``
+    looks: dict[Component, int]  # ended, or could not be started; time of the file
 
 
 def read_reports(paths: Paths, *, with_untold: bool = False) -> Reports:
     """Read every complete file. One without its last line is being written; one that is no report
     is removed: the state of the failed unit shows the failure, too."""
-    found = Reports([], {})
+    found = Reports([], {}, {})
     for name, text, written_ns in _read_all(paths.pending):
         path = os.path.join(paths.pending, name)
         if not text.endswith("\n") or "END=1" not in text.splitlines():
@@ -57,7 +64,8 @@ def read_reports(paths: Paths, *, with_untold: bool = False) -> Reports:
         if isinstance(report, Report):
             found.deaths.append(report)
         else:
-            found.due[report] = written_ns
+            bells = found.due if name.startswith(DUE) else found.looks
+            bells[report] = written_ns
     if with_untold:
         found.deaths.extend(_read_untold(paths.untold))
     return found
@@ -91,10 +99,10 @@ def _read_all(directory: str) -> Iterable[tuple[str, str, int]]:
 
 
 def _parse(text: str, written_ns: int) -> Report | Component:
-    """Return the failure of a file, or the worker whose backoff is over; else raise BadName."""
+    """Return the failure of a file, or the worker of a bell; else raise BadName."""
     words = dict(line.partition("=")[::2] for line in text.splitlines())
     component = parse_component(words.get("INSTANCE", ""))
-    if "DUE" in words:
+    if "DUE" in words or "LOOK" in words:
         return component
     invocation = words.get("MONITOR_INVOCATION_ID", "")
     split_invocation(invocation)
@@ -142,9 +150,9 @@ def keep_untold(paths: Paths, invocation: str) -> None:
         return  # it is there already, or /run is full: it stays pending
 
 
-def clear_due(paths: Paths, component: Component, written_ns: int) -> None:
-    """Remove the report that a backoff is over, unless a newer one was written meanwhile."""
-    path = os.path.join(paths.pending, f"due-{component.instance}")
+def clear_bell(paths: Paths, kind: str, component: Component, written_ns: int) -> None:
+    """Remove a report of kind DUE or LOOK, unless a newer one was written meanwhile."""
+    path = os.path.join(paths.pending, f"{kind}{component.instance}")
     with contextlib.suppress(OSError):
         if os.stat(path).st_mtime_ns == written_ns:
             remove(path)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from nomarr_systemd.core import policy
 from nomarr_systemd.core.death import Death
 from nomarr_systemd.core.ledger_record import DECISIONS, EFFECTS, Record, with_effect
 from nomarr_systemd.core.policy import Decision, Evidence, History, Rules, decide
@@ -196,25 +197,20 @@ def _book(
 
 
 def refund(
-    account: Account, invocation: str, rules: Rules, now: Moment, why: str
+    account: Account, invocation: str, now: Moment, why: str
 ) -> tuple[Account, Record | None]:
-    """Take a counted restart out of the window; lifetime limit and backoff still count it.
+    """Give a counted restart back to the window and to the lifetime; the backoff still counts it.
 
-    None if it is not in the window, was refunded before, or ``max_restarts`` refunds were made
-    within the window.
+    None if it is not counted: it was given back before, the account was reset since, or it is older
+    than the last RING counted restarts.
     """
     if not any(invocation in row[0::3] for row in account.window.values()):
         return account, None
-    window = _take_out(account.window, invocation)
-    window_ms = rules.window_s * 1000
-    refunded = sum(
-        record.action == "refund" and age_ms(record.moment, now) < window_ms
-        for record in account.records
+    account = account._replace(
+        window=_take_out(account.window, invocation),
+        restart_count=max(0, account.restart_count - 1),
     )
-    if refunded >= rules.max_restarts:
-        return account, None
-    account, record = _append(account, now, invocation=invocation, action="refund", text=why)
-    return account._replace(window=window), record
+    return _append(account, now, invocation=invocation, action="refund", text=why)
 
 
 def record_manual(
@@ -287,6 +283,11 @@ def increment(account: Account, now: Moment) -> Account:
     """Count a restart that another program has done."""
     account, record = _append(account, now, action="restart", effect="done")
     return _count(account, record)
+
+
+def count_lifetime(account: Account, rules: Rules, now: Moment) -> int:
+    """Return how many restarts the lifetime limit counts now."""
+    return policy.count_lifetime(history_of(account, now), rules, now)
 
 
 def statistics(account: Account, window_s: float, now: Moment) -> Statistics:

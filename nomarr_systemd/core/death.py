@@ -7,7 +7,7 @@ hook (systemd.exec(5)); a label says why the supervisor ended the worker.
 from __future__ import annotations
 
 import signal
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from nomarr_systemd.core.text import describe_ms
 from nomarr_systemd.core.time import Moment
@@ -19,10 +19,11 @@ _EXIT_WORDS = {"1": "exited", "2": "killed", "3": "dumped"}
 
 UNKNOWN, HEARTBEAT_TIMEOUT, INVALID_HEARTBEAT = -1, -2, -3
 EX_SOFTWARE, EX_TEMPFAIL, EX_CONFIG = 70, 75, 78
+BY_SIGKILL, BY_SIGSYS = -int(signal.SIGKILL), -int(signal.SIGSYS)
 
 KNOWN_STATUSES = {
     EX_SOFTWARE: "too many errors in a row",
-    EX_TEMPFAIL: "its supervisor is gone",
+    EX_TEMPFAIL: "temporary failure",
     EX_CONFIG: "configuration",
     # systemd's own, when the program could not even be started (systemd.exec(5)).
     200: "its working directory cannot be entered",
@@ -40,7 +41,7 @@ class Death(NamedTuple):
     """The end of one run: what systemd shows of it, and what excuses the worker.
 
     ``code`` is an exit status (0 and up), −N for signal N, −1 unknown, −2 heartbeat timeout,
-    −3 invalid heartbeat. The last five fields are excuses.
+    −3 invalid heartbeat. The last six fields are excuses.
     """
 
     component_id: str
@@ -56,6 +57,7 @@ class Death(NamedTuple):
     held: str = ""  # why the worker may not start: paused, held, masked
     supervisor_away: bool = False  # the supervisor was inactive, or is newer than this run
     incident: str = ""  # the open incident that this death is part of
+    job_at_fault: str = ""  # a job was quarantined for it: no limit applies to the restart
 
     @property
     def run(self) -> str:
@@ -94,6 +96,10 @@ RESULTS: dict[str, Meaning] = {
     "start-limit-hit": Meaning("start-job", "was started too often for systemd's own limit"),
     "resources": Meaning("resources", "systemd lacked the resources to run it", UNKNOWN),
 }
+
+# A clean end to systemd: exit status 0, or SIGTERM, SIGINT, SIGHUP or SIGPIPE.
+ENDED: Final = Meaning("ended", "ended, although nobody asked it to")
+DEPENDENCY: Final = Meaning("dependency", "a unit that it needs was not active")
 
 # Why the supervisor ended a worker.
 LABELS: dict[str, Meaning] = {
@@ -137,11 +143,20 @@ def classify(
     label: str = "",
     stop_asked: bool = False,
     start_job: bool = False,
+    lacks: str = "",
+    unasked: bool = False,
     run_ms: int | None = None,
     at: Moment | None = None,
 ) -> Death:
-    """Return the death that systemd's values describe. Values of a newer systemd are quoted."""
+    """Return the death that systemd's values describe. Values of a newer systemd are quoted.
+
+    ``unasked``: a clean end is a death, because nobody asked for it. ``lacks``: what a start job
+    that failed needed, and the state of that.
+    """
     base = Death(component_id, invocation, at=at, stop_asked=stop_asked)
+    if start_job and lacks:
+        held = f"it needs {lacks}; it is tried again until it starts"
+        return base._replace(kind="dependency", line=f"it needs {lacks}", held=held)
     if start_job:
         line = "its start job failed: see systemctl status"
         return base._replace(kind="start-job", line=line)
@@ -152,6 +167,8 @@ def classify(
         meaning = LABELS[label]
     else:
         meaning = RESULTS.get(result, Meaning(None, f"result {ascii(result)[:40]}"))
+        if unasked and result == "success":
+            meaning = ENDED
     kind = meaning.kind or _kind_of(code, exit_code)
     line = "; ".join(part for part in (meaning.line, how) if part) or "ended for unknown reasons"
     if kind == "start-timeout" and stop_asked:
@@ -161,7 +178,7 @@ def classify(
         code=code if meaning.code is None else meaning.code,
         line=line + after,
         run_ms=run_ms,
-        failed=result != "success",
+        failed=unasked or result != "success",
     )
 
 
@@ -169,12 +186,12 @@ def recall(kind: str, code: int) -> Death:
     """Return the death that a ledger record names, when systemd's values are gone."""
     if kind == "start-job":
         return classify("", start_job=True)
-    meanings = (*RESULTS.values(), *LABELS.values())
+    meanings = (*RESULTS.values(), *LABELS.values(), ENDED, DEPENDENCY)
     line = next((meaning.line for meaning in meanings if meaning.kind == kind), "")
     how = ""
     if code >= 0:
         how = _read_exit("exited", str(code))[1]
-    elif kind in ("signal", "core-dump", "oom"):  # elsewhere −1, −2 and −3 are no signals
+    elif kind in ("signal", "core-dump", "oom", "ended"):  # elsewhere −1, −2 and −3 are no signals
         how = _read_exit("dumped" if kind == "core-dump" else "killed", name_signal(-code))[1]
     line = "; ".join(filter(None, (line, how))) or "ended for unknown reasons"
     return Death("", "", kind, code, line)

@@ -59,6 +59,13 @@ class NoSuchWorker(NomarrError):
     exit_status = 4
 
 
+class NotPermitted(NomarrError):
+    """This user lacks a right; the hint names what would give it."""
+
+    code = "not-permitted"
+    exit_status = 77  # EX_NOPERM of sysexits.h
+
+
 class StoreError(NomarrError):
     """The store refused or could not be used."""
 

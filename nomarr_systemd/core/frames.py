@@ -32,7 +32,17 @@ STATUS_OF_PHASE: Final[Mapping[str, str]] = {
 }
 
 # Why a line was dropped, counted by kind. A dropped line does not end a silence.
-DROPS: Final = ("prefix", "length", "encoding", "json", "component", "status", "field", "cut")
+DROPS: Final[Mapping[str, str]] = {
+    "prefix": "does not begin with HEALTH|",
+    "length": "longer than 4095 bytes",
+    "encoding": "not UTF-8",
+    "json": "not one JSON object",
+    "component": "its component_id is another worker's",
+    "status": "without a status that is known",
+    "field": "a field has the wrong type",
+    "cut": "cut off: no newline at its end",
+}
+_MAX_SHOWN: Final = 120  # bytes of a dropped line
 
 # The optional fields that have a type; all others are the worker's own and not checked.
 _TYPES: Final[Mapping[str, frozenset[type]]] = {
@@ -89,7 +99,8 @@ class Decoder:
     """Decodes one worker's pipe. ``drops`` counts dropped lines by kind since the start."""
 
     __slots__ = (
-        "_component_id", "_event", "_head", "_invocation", "_middle", "_rest", "_skipping", "drops",
+        "_component_id", "_event", "_head", "_invocation", "_middle", "_rest", "_skipping",
+        "dropped", "drops",
     )  # fmt: skip
 
     def __init__(self, component_id: str) -> None:
@@ -101,6 +112,14 @@ class Decoder:
         self._event = EVENTS["pending"]
         self._invocation = ""
         self.drops: dict[str, int] = {}
+        self.dropped: tuple[str, bytes] | None = None  # the last one: its kind and its beginning
+
+    def describe_dropped(self) -> str:
+        """The last dropped line, and what is wrong with it; empty if there was none."""
+        if self.dropped is None:
+            return ""
+        kind, line = self.dropped
+        return f"{line.decode(errors='replace')} ({DROPS[kind]})"
 
     def feed(self, chunk: bytes) -> list[Frame]:
         """The frames that are complete now."""
@@ -116,7 +135,7 @@ class Decoder:
             if len(rest) < MAX_FRAME:
                 self._rest = rest
             else:
-                self._drop("length")
+                self._drop("length", rest)
                 self._skipping = True
         frames = []
         for line in lines:
@@ -129,7 +148,7 @@ class Decoder:
     def finish(self) -> None:
         """The pipe has ended: drop an incomplete line."""
         if self._rest:
-            self._drop("cut")
+            self._drop("cut", self._rest)
         self._rest = b""
         self._skipping = False
 
@@ -161,44 +180,45 @@ class Decoder:
     def _parse(self, line: bytes) -> Frame | None:
         """The frame of a line; None, and counted, if it is not valid."""
         if len(line) >= MAX_FRAME:
-            return self._drop("length")
+            return self._drop("length", line)
         if not line.startswith(PREFIX):
-            return self._drop("prefix")
+            return self._drop("prefix", line)
         try:
             text = line.decode()
         except UnicodeDecodeError:
-            return self._drop("encoding")
+            return self._drop("encoding", line)
         try:
             fields, end = _scan(text, len(PREFIX))
         except (ValueError, StopIteration, RecursionError):
-            return self._drop("json")
+            return self._drop("json", line)
         if type(fields) is not dict or (end < len(text) and text[end:].strip(" \t\r")):
-            return self._drop("json")
+            return self._drop("json", line)
         if line.count(b"{") + line.count(b"[") > MAX_DEPTH and is_deep(fields):
-            return self._drop("json")
+            return self._drop("json", line)
         if "\\u" in text and not _is_text(fields):
-            return self._drop("encoding")
+            return self._drop("encoding", line)
         if fields.get("component_id") != self._component_id:
-            return self._drop("component")
+            return self._drop("component", line)
         status = fields.get("status")
         if status is None:
             phase = fields.get("phase")
             status = STATUS_OF_PHASE.get(phase) if type(phase) is str else None
         event = EVENTS.get(status) if type(status) is str else None
         if event is None:
-            return self._drop("status")
+            return self._drop("status", line)
         for name, value in fields.items():
             types = _TYPES.get(name)
             if types is not None and type(value) not in types:
-                return self._drop("field")
+                return self._drop("field", line)
         if status == "recovering":
             event = Event("recovering", fields.get("recover_for_s"))
         frame = Frame(event, line, fields.get("invocation") or "")
         self._remember(frame)
         return frame
 
-    def _drop(self, kind: str) -> Frame | None:
+    def _drop(self, kind: str, line: bytes) -> Frame | None:
         self.drops[kind] = self.drops.get(kind, 0) + 1
+        self.dropped = (kind, line[:_MAX_SHOWN])
         return None
 
 

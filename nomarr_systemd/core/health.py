@@ -250,59 +250,28 @@ def _die(state: State, cause: str) -> State:
 
 # The machine: status → event → function. An event that is not listed changes nothing. A frame is
 # listed by its status.
+_LIVING: Final[Mapping[str, Cell]] = {
+    "registered": _register,
+    "pending": _become_pending,
+    "healthy": _become_healthy,
+    "unhealthy": _become_unhealthy,
+    "recovering": _become_recovering,
+    "stopping": _stop,
+    "tick": _pass_time,
+    "noise": _hear_noise,
+    "eof-gone": _lose_process,
+    "set-failed": _fail,
+}
 TABLE: Final[Mapping[str, Mapping[str, Cell]]] = {
     "unregistered": {
         "registered": _register,
         "set-failed": _fail,
     },
-    "pending": {
-        "registered": _register,
-        "pending": _become_pending,
-        "healthy": _become_healthy,
-        "unhealthy": _become_unhealthy,
-        "recovering": _become_recovering,
-        "stopping": _stop,
-        "tick": _pass_time,
-        "noise": _hear_noise,
-        "eof-gone": _lose_process,
-        "set-failed": _fail,
-    },
-    "healthy": {
-        "registered": _register,
-        "pending": _become_pending,
-        "healthy": _become_healthy,
-        "unhealthy": _become_unhealthy,
-        "recovering": _become_recovering,
-        "stopping": _stop,
-        "tick": _pass_time,
-        "noise": _hear_noise,
-        "eof-gone": _lose_process,
-        "set-failed": _fail,
-    },
-    "unhealthy": {
-        "registered": _register,
-        "pending": _become_pending,
-        "healthy": _become_healthy,
-        "unhealthy": _become_unhealthy,
-        "recovering": _become_recovering,
-        "stopping": _stop,
-        "tick": _pass_time,
-        "noise": _hear_noise,
-        "eof-gone": _lose_process,
-        "set-failed": _fail,
-    },
-    "recovering": {
-        "registered": _register,
-        "pending": _live_on,  # its deadline does not move: loading again does not extend a recovery
-        "healthy": _become_healthy,
-        "unhealthy": _become_unhealthy,
-        "recovering": _become_recovering,
-        "stopping": _stop,
-        "tick": _pass_time,
-        "noise": _hear_noise,
-        "eof-gone": _lose_process,
-        "set-failed": _fail,
-    },
+    "pending": _LIVING,
+    "healthy": _LIVING,
+    "unhealthy": _LIVING,
+    # Its deadline does not move: loading again does not extend a recovery.
+    "recovering": {**_LIVING, "pending": _live_on},
     "dead": {
         "registered": _register,
         "pending": _count_late,

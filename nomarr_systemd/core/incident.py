@@ -50,7 +50,7 @@ class Incident(NamedTuple):
 
 
 def find_outage(deaths: Iterable[Death], workers: int, now: Moment) -> list[Death]:
-    """Return the deaths that make an outage of a pool with so many workers; [] if none do.
+    """Return the deaths that make an outage of a pool of this size; [] if none do.
 
     They have the same class and code, are at most ten seconds old, and are of at least three and
     at least half of the workers.

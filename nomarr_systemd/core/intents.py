@@ -74,7 +74,6 @@ class Spool(NamedTuple):
 class Refund(NamedTuple):
     component: Component
     invocation: str
-    rules: Rules
     why: str
 
 
@@ -87,11 +86,19 @@ class MarkFailed(NamedTuple):
 
 
 class Quarantine(NamedTuple):
-    """Note that restarts were refunded for jobs of this run."""
+    """Note and log that restarts were refunded for jobs of this run."""
 
     component: Component
     invocation: str
     jobs: tuple[str, ...]
+    refund: tuple[str, ...] = ()  # invocations
+
+
+class Consult(NamedTuple):
+    """Ask the supervisor, before a death masks its worker, whether a job is to blame."""
+
+    component: Component
+    death: Death
 
 
 class Stop(NamedTuple):
@@ -100,6 +107,13 @@ class Stop(NamedTuple):
 
 class Mask(NamedTuple):
     component: Component
+
+
+class Resume(NamedTuple):
+    """End the pause of a worker; start it, unless it is masked."""
+
+    component: Component
+    start: bool
 
 
 class Start(NamedTuple):
@@ -131,10 +145,11 @@ class Tell(NamedTuple):
 
 
 class FailPool(NamedTuple):
-    """Log that a whole pool was stopped and masked."""
+    """Log that a whole pool was stopped and masked, also to each worker."""
 
     pool: str
     reason: str
+    workers: tuple[Component, ...] = ()
 
 
 class Clear(NamedTuple):
@@ -149,11 +164,12 @@ class Clear(NamedTuple):
 ORDER: Final = (
     *(Schedule, OpenIncident, Join, Elect, Hold),
     (Book, BookSpooled, Refund, MarkFailed, Close),
-    *(Quarantine, Spool, Release, Stop, Mask, Start, CancelTimer, Note, Tell, Clear),
+    *(Quarantine, Spool, Release, Stop, Mask, Resume, Start, CancelTimer, Note, Tell, Consult),
+    Clear,
 )
 
 Intent = (
     Schedule | OpenIncident | Join | Elect | Close | Hold | Release | Book | BookSpooled
-    | Spool | Refund | MarkFailed | Quarantine | Stop | Mask | Start | CancelTimer | Note | Tell
-    | FailPool | Clear
+    | Spool | Refund | MarkFailed | Quarantine | Stop | Mask | Resume | Start | CancelTimer | Note
+    | Tell | Consult | FailPool | Clear
 )  # fmt: skip

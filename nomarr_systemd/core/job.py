@@ -28,6 +28,8 @@ LEFT: Final = "left by itself"  # after a stopping frame; only systemd knows the
 UNREPORTED: Final = "ended, and no cause was reported in time"
 
 POOL_FAILED: Final = "its pool failed: "  # prefix of the reason for which workers are masked
+_QUARANTINED: Final = re.compile(r"job (\S+) was quarantined")
+_KEY: Final = re.compile(r"[a-z][a-z0-9_]{0,30}:[a-z0-9]{1,48}:[0-9a-f]{24}")
 
 MAX_CRASHES: Final = 20  # crashes that a job's record keeps
 MAX_RECORDS: Final = 200  # outcomes that a pool's books keep
@@ -60,6 +62,7 @@ class RunEnd(NamedTuple):
     cause: str
     wall_ms: int
     counted: bool = True  # as a crash, of the jobs in hand and of the pool
+    pool_stopped: bool = False  # it was stopped as requested, and so were all others of its pool
 
 
 class Settled(NamedTuple):
@@ -73,7 +76,7 @@ class Settled(NamedTuple):
 class Outcome(NamedTuple):
     """What the end of one run led to.
 
-    ``refund``: invocations whose restarts the controller gives back, because a job was at fault.
+    ``refund``: invocations whose restarts the controller refunds, because a job was at fault.
     ``fail_pool``: why the pool's workers are to be stopped and masked; empty if they are not.
     """
 
@@ -118,6 +121,23 @@ def key_of(pool: str, path: str) -> str:
     slug = _PLAIN.sub("", path.lower())[:_SLUG] or "0"
     digest = hashlib.blake2b(raw, digest_size=12, person=b"nomarr-job").hexdigest()
     return f"{pool}:{slug}:{digest}"
+
+
+def describe_quarantine(key: str) -> str:
+    """The reason of a refund, for people and for ``find_quarantined``."""
+    return f"job {key} was quarantined"
+
+
+def find_quarantined(text: str) -> str:
+    """The key of the job in the reason of a refund; empty if there is none."""
+    found = _QUARANTINED.match(text)
+    return found[1] if found and _KEY.fullmatch(found[1]) else ""
+
+
+def release_command(key: str) -> str:
+    """The command that ends a quarantine; empty unless ``key`` is a job's: a person may paste it
+    into a shell, and the key may come from a program that is not trusted."""
+    return f"nomarrctl jobs quarantine release {key}" if _KEY.fullmatch(key) else ""
 
 
 def claim_key(job: str) -> str:
@@ -241,7 +261,7 @@ def settle(
         counted=before.counted or end.counted,
     )
     is_new_crash = end.counted and not before.counted
-    crashes = 0 if end.cause == STOPPED else books["crashes"] + is_new_crash
+    crashes = 0 if end.pool_stopped else books["crashes"] + is_new_crash
     crashes = max(0, crashes - len(set(outcome.refund) - set(before.refund)))
     books = books | {"crashes": crashes}
     if is_new_crash and not outcome.quarantined:
@@ -267,7 +287,7 @@ def settle_job(doc: Doc, end: RunEnd, policy: CrashPolicy, max_crashes: int) -> 
     """The job after its worker's end: failed, pending again, or quarantined."""
     changed = fail(doc, describe_crash(end), end.wall_ms)
     if end.counted:
-        crash = {name: getattr(end, name) for name in RunEnd._fields if name != "counted"}
+        crash = dict(zip(RunEnd._fields[:4], end[:4], strict=True))
         crashes = [*(doc.get("crashes") or ()), crash]
         dropped = max(0, len(crashes) - MAX_CRASHES)
         changed["crashes"] = crashes[dropped:]

@@ -48,19 +48,19 @@ def decode(text: str | bytes) -> Any:
     return value
 
 
-def is_deep(value: object) -> bool:
-    """True if the value is nested deeper than MAX_DEPTH. Does not recurse itself."""
+def is_deep(value: object, depth: int = MAX_DEPTH) -> bool:
+    """True if the value is nested deeper than that. Does not recurse itself."""
     level = [value]
-    for _ in range(MAX_DEPTH):
+    for _ in range(depth):
         level = [
             inner
             for each in level
-            if isinstance(each, (dict, list))
+            if isinstance(each, (dict, list, tuple))
             for inner in (each.values() if isinstance(each, dict) else each)
         ]
         if not level:
             return False
-    return any(isinstance(each, (dict, list)) for each in level)
+    return any(isinstance(each, (dict, list, tuple)) for each in level)
 
 
 def as_object(value: object, what: str = "the document") -> dict[str, Any]:
@@ -100,12 +100,6 @@ def get_objects(doc: Object, name: str) -> list[dict[str, Any]]:
     """The items of a list that are objects; none where there is no such list. Never raises."""
     found = doc.get(name)
     return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
-
-
-def get_text(doc: Object, name: str, most: int = 500) -> str:
-    """Any value as text of limited length; null and a missing attribute are empty. Never raises."""
-    value = doc.get(name)
-    return "" if value is None else str(value)[:most]
 
 
 def _get(doc: Object, name: str, kind: type[_T], default: Any) -> _T:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, NamedTuple, cast
 
-from nomarr_systemd.core.death import Death, Reason, reason_for
+from nomarr_systemd.core.death import Death, Reason, name_signal, reason_for
 from nomarr_systemd.core.policy import Action, Decision, Evidence
 from nomarr_systemd.core.time import Moment
 
@@ -81,6 +81,16 @@ class Record(NamedTuple):
     def decision(self) -> Decision:
         evidence = Evidence(*self[11:17])
         return Decision(cast(Action, self.action), self.delay_ms, self.text, evidence)
+
+
+def crash_word(record: Record) -> str:
+    """A death in one or two words: ``exit 1``, ``SIGSEGV``, ``oom``, ``watchdog``."""
+    if record.kind == "exit":
+        return f"exit {record.code}"
+    if record.kind in ("signal", "core-dump"):
+        name = name_signal(-record.code)
+        return f"signal {name}" if name.lstrip("-").isdigit() else f"SIG{name}"
+    return record.kind
 
 
 def _maybe_int(text: str) -> int | None:

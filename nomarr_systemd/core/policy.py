@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from math import inf
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 from zlib import crc32
 
 from nomarr_systemd.core.death import EX_TEMPFAIL, Death
@@ -18,6 +18,14 @@ from nomarr_systemd.core.time import Moment, age_ms
 
 Action = Literal["restart", "fail", "hold", "ignore"]
 OnExhausted = Literal["mask", "cooldown"]
+OnCleanExit = Literal["restart", "stay"]
+LastChance = Literal["", "window", "lifetime"]
+
+_DAY_MS: Final = 86_400_000
+_LAST: Final = {
+    "window": "; the last one in the window: another failure too soon masks it",
+    "lifetime": "; the last one of its lifetime: the next failure masks it",
+}
 
 
 class Rules(NamedTuple):
@@ -33,6 +41,8 @@ class Rules(NamedTuple):
     stable_after_s: float = 600.0
     on_exhausted: OnExhausted = "mask"
     never_restart: tuple[int, ...] = (78,)
+    lifetime_days: float = 0.0  # older restarts no longer count; 0: all since the last reset
+    on_clean_exit: OnCleanExit = "restart"
 
 
 class Evidence(NamedTuple):
@@ -84,12 +94,13 @@ def decide(history: History, death: Death, rules: Rules, now: Moment) -> Decisio
     window_ms = round(rules.window_s * 1000)
     used = _count_younger(history, window_ms, now)
     has_room = used < rules.max_restarts
-    lifetime_spent = 0 < rules.max_lifetime_restarts <= history.lifetime
+    lifetime = count_lifetime(history, rules, now)
+    lifetime_spent = 0 < rules.max_lifetime_restarts <= lifetime
     never = death.code in rules.never_restart
     evidence = Evidence(
         used,
         rules.max_restarts,
-        history.lifetime,
+        lifetime,
         rules.max_lifetime_restarts,
         _backoff_exponent(history, rules, now),
         None
@@ -99,17 +110,18 @@ def decide(history: History, death: Death, rules: Rules, now: Moment) -> Decisio
         else _wait_for_room(history, rules.max_restarts, window_ms, now),
     )
 
-    excuse = _excuse(death)
+    excuse = _excuse(death, rules)
     if excuse is not None:
         return Decision(*excuse, evidence)
     if never:
         return _fail(f"exit status {death.code} is never restarted", evidence)
-    if lifetime_spent:
-        return _fail(
-            f"{history.lifetime} restarts in all, the limit is {rules.max_lifetime_restarts}",
-            evidence,
-        )
     delay_ms = _backoff_ms(evidence.k, death.invocation, rules)
+    if death.job_at_fault:
+        why = f"{death.job_at_fault}: restart after {describe_ms(delay_ms)}, which is given back"
+        return Decision("restart", delay_ms, why, evidence._replace(next_available_ms=None))
+    if lifetime_spent:
+        limit = rules.max_lifetime_restarts
+        return _fail(f"{lifetime} restarts {_span(rules)}, the limit is {limit}", evidence)
     if not has_room:
         restarts = "1 restart" if used == 1 else f"{used} restarts"
         full = f"{restarts} within {describe_ms(window_ms)}, the limit is {rules.max_restarts}"
@@ -117,20 +129,42 @@ def decide(history: History, death: Death, rules: Rules, now: Moment) -> Decisio
             return _fail(full, evidence)
         delay_ms = max(delay_ms, evidence.next_available_ms)
         return Decision("restart", delay_ms, f"cooling down: {full}", evidence)
-    lifetime = f"/{rules.max_lifetime_restarts}" if rules.max_lifetime_restarts else ""
+    limit_text = f"/{rules.max_lifetime_restarts}" if rules.max_lifetime_restarts else ""
     return Decision(
         "restart",
         delay_ms,
         f"restart {used + 1}/{rules.max_restarts} within {describe_ms(window_ms)},"
-        f" {history.lifetime + 1}{lifetime} in all, after {describe_ms(delay_ms)}",
+        f" {lifetime + 1}{limit_text} {_span(rules)}, after {describe_ms(delay_ms)}"
+        f"{_LAST.get(find_last_chance(used + 1, lifetime + 1, rules), '')}",
         evidence,
     )
+
+
+def count_lifetime(history: History, rules: Rules, now: Moment) -> int:
+    """Count the restarts that the lifetime limit counts."""
+    if not rules.lifetime_days:
+        return history.lifetime
+    return _count_younger(history, round(rules.lifetime_days * _DAY_MS), now)
+
+
+def find_last_chance(window_used: int, lifetime_used: int, rules: Rules) -> LastChance:
+    """Return which limit the next failure would break, if a mask would follow."""
+    if 0 < rules.max_lifetime_restarts <= lifetime_used:
+        return "lifetime"
+    is_full = rules.max_restarts <= window_used
+    return "window" if is_full and rules.on_exhausted == "mask" else ""
+
+
+def _span(rules: Rules) -> str:
+    if not rules.lifetime_days:
+        return "in all"
+    return f"within {describe_ms(round(rules.lifetime_days * _DAY_MS))}"
 
 
 def decide_blind(death: Death, rules: Rules) -> Decision:
     """Decide while the store is away: the longest backoff, and never a mask."""
     evidence = Evidence(0, rules.max_restarts, 0, rules.max_lifetime_restarts, 0, None)
-    excuse = _excuse(death)
+    excuse = _excuse(death, rules)
     if excuse is not None:
         return Decision(*excuse, evidence)
     delay_ms = round(rules.backoff_max_s * 1000)
@@ -138,12 +172,14 @@ def decide_blind(death: Death, rules: Rules) -> Decision:
     return Decision("restart", delay_ms, why, evidence)
 
 
-def _excuse(death: Death) -> tuple[Action, int, str] | None:
+def _excuse(death: Death, rules: Rules) -> tuple[Action, int, str] | None:
     """Return the decision about a death that is not the worker's fault, or None."""
     if death.stop_asked:
         return "ignore", 0, "a stop was asked for"
     if death.shutting_down:
         return "ignore", 0, "the system is shutting down"
+    if death.kind == "ended" and death.code == 0 and rules.on_clean_exit == "stay":
+        return "ignore", 0, 'it has finished (on_clean_exit is "stay")'
     if death.held:
         return "hold", 0, death.held
     if death.code == EX_TEMPFAIL and death.supervisor_away:

@@ -3,7 +3,9 @@ cost: the ring of an account, replayed. And what the present policy would do nex
 
 The replay assumes that every run fails after the same time as on record. A restart that comes later
 or sooner shifts what follows, up to the next act of a person, whose time is fixed. After a mask
-nothing runs until that act, so the failures on record in between do not happen.
+nothing runs until that act, so the failures on record in between do not happen. Where the record
+has a mask and the other policy a restart, no run shows what would have followed: the time from
+that restart to the act is unknown, neither up nor down.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ class Step(NamedTuple):
     delay_ms: int
     reason: str
     would_be_down_ms: int
+    unknown_ms: int = 0  # a run that is not on record: nothing says how it would have gone
 
 
 class Sum(NamedTuple):
@@ -41,6 +44,7 @@ class Sum(NamedTuple):
     masks: int
     not_run: int
     down_ms: int
+    unknown_ms: int = 0
 
 
 class Simulation(NamedTuple):
@@ -79,11 +83,16 @@ def simulate(account: Account, rules: Rules, now: Moment, *, since_wall_ms: int 
         moved = record.moment.later(replay.shift_ms)
         action, delay_ms, reason = replay.take(record)
         would_ms = _down(action, delay_ms, moved, act)
-        steps.append(Step(record, down_ms, action, delay_ms, reason, would_ms))
+        unknown_ms = 0
+        if (record.action, action) == ("fail", "restart"):
+            unknown_ms = age_ms(moved, act) - would_ms
+        steps.append(Step(record, down_ms, action, delay_ms, reason, would_ms, unknown_ms))
     return Simulation(
         tuple(steps),
         _add_up([(step.record.action, step.down_ms) for step in steps]),
-        _add_up([(step.action, step.would_be_down_ms) for step in steps]),
+        _add_up([(step.action, step.would_be_down_ms) for step in steps])._replace(
+            unknown_ms=sum(step.unknown_ms for step in steps)
+        ),
         records[0].attempt == 1,
     )
 
@@ -143,9 +152,7 @@ class _Replay:
                 self._account = self._account._replace(failed_at_wall_ms=None)
         elif record.action == "refund":
             moved = at.later(self.shift_ms)
-            self._account, _ = book_keeping.refund(
-                account, record.invocation, self._rules, moved, record.text
-            )
+            self._account, _ = book_keeping.refund(account, record.invocation, moved, record.text)
             return
         elif not record.kind and record.action == "fail":
             self._account = book_keeping.mark_failed(account, record.text, at)

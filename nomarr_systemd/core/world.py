@@ -5,7 +5,7 @@ them; nothing here decides.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from nomarr_systemd.core.account import Account
 from nomarr_systemd.core.death import Death
@@ -14,17 +14,27 @@ from nomarr_systemd.core.incident import Incident
 from nomarr_systemd.core.policy import Decision, Rules
 from nomarr_systemd.core.time import Moment
 
+RUNNING: Final = ("active", "activating", "reloading", "deactivating", "maintenance")
+
 
 class Unit(NamedTuple):
     """A worker's unit, its timer and its nomarr-wanted@ unit, as systemd shows them."""
 
-    state: str = "inactive"  # ActiveState
-    invocation: str = ""
+    # ActiveState; "failed" as well if it is inactive although it is wanted: it ended unasked, or
+    # could not be started.
+    state: str = "inactive"
+    invocation: str = ""  # of its wanted unit, if it could not be started since that began
     masked: bool = False
     has_job: bool = False
     wanted: bool = True  # False: a stop was requested since its last start
     kept_down: bool = False  # a hold prevented its last start
     timer: Literal["none", "waiting", "elapsed"] = "none"
+    lacks: str = ""  # a unit that it requires and that is not active, and the state of that
+
+    def is_still_failed(self, run: str) -> bool:
+        """True if it is failed in this run, not masked, and has no job queued."""
+        is_free = not self.masked and not self.has_job
+        return is_free and self.state == "failed" and self.invocation == run
 
 
 class Worker(NamedTuple):
@@ -37,6 +47,7 @@ class Worker(NamedTuple):
     hold: str = ""
     deaths: tuple[Death, ...] = ()  # reported and not cleared, oldest first, the unit's own last
     rang: bool = False  # a report says that its backoff is over
+    resumes: bool = False  # its pause is over: by its time, or a resume was cut off
 
 
 class Pool(NamedTuple):
@@ -79,6 +90,7 @@ class World(NamedTuple):
     resumed: Mapping[str, str] = {}  # pools whose incident a person ends, and the reason
     outcomes: tuple[Outcome, ...] = ()
     quarantines: frozenset[str] = frozenset()  # invocations whose restarts were refunded
+    asked: frozenset[str] = frozenset()  # runs about which the supervisor was asked before a mask
     ledger: Literal["sound", "read-only", "away"] = "sound"
     supervisor_active: bool = True
     healthy: frozenset[str] = frozenset()  # canaries that the supervisor calls healthy

@@ -22,19 +22,20 @@ from nomarr_systemd.core.errors import NomarrError
 from nomarr_systemd.demo import cgroup
 
 SYSTEMD: Final = "/lib/systemd"  # right also where /usr is not merged
-START_TIMEOUT_S: Final = 20.0
+START_TIMEOUT_S: Final = 60.0  # a busy machine is no failure
 _PREFIX: Final = "nomarr-lab-"
+_UMASK: Final = 0o022  # a login of Debian 13 has 002, and a store that a group can write is refused
 # A process joins its cgroups before it executes its program.
 _JOIN: Final = """
 for cgroup in $CGROUPS; do echo $$ > "$cgroup/cgroup.procs" || exit 100; done
 unset CGROUPS
 """
 # /run has only the directory by which programs detect systemd. Units that the machine would start
-# for a user are hidden. Sandboxes find systemd's inaccessible files under /run. The journal is kept
-# in memory and has no messages of the kernel.
+# for a user are hidden, and so is its journal. Sandboxes find systemd's inaccessible files under
+# /run. The journal is kept in memory and has no messages of the kernel.
 _MOUNT: Final = """
 mount -t tmpfs tmpfs /run && mkdir -p /run/systemd/system /run/systemd/journald.conf.d || exit 101
-for directory in /etc/systemd/user /usr/lib/systemd/user/*.wants; do
+for directory in /etc/systemd/user /usr/lib/systemd/user/*.wants /var/log/journal; do
     [ ! -d "$directory" ] || mount -t tmpfs tmpfs "$directory" || exit 101
 done
 ln -s "$XDG_RUNTIME_DIR/systemd/inaccessible" /run/systemd/inaccessible
@@ -149,6 +150,7 @@ class Lab:
             [*enter, *self._as_user(), *command],
             env=self.environment,
             cwd=self.directory,
+            umask=_UMASK,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -190,9 +192,11 @@ class Lab:
     def _prepare(self) -> None:
         for directory in (self.units, self.home):
             os.makedirs(directory)
+        os.chmod(self.home, 0o755)  # noqa: S103 (a login's umask may let a group write it)
         os.mkdir(self.runtime, 0o700)
-        # The owner's pid is in the name, so that a later lab can sweep up after a killed one.
-        name = f"{_PREFIX}{os.getpid()}-{os.path.basename(self.directory)[len(_PREFIX) :]}"
+        # The owner is in the name, so that a later lab can sweep up after a killed one.
+        end = os.path.basename(self.directory)[len(_PREFIX) :]
+        name = f"{_PREFIX}{_pid_namespace()}.{os.getpid()}-{end}"
         for parent in cgroup.find_hierarchies():
             place = os.path.join(parent, name)
             try:
@@ -200,7 +204,7 @@ class Lab:
             except OSError as error:
                 raise LabUnavailable(
                     f"a writable cgroup tree is missing: {error}",
-                    hint="in a container, run it with --privileged or --cgroupns=private",
+                    hint="in a container, run it with --privileged",
                 ) from error
             self.cgroups.append(place)
             # Two below it: a cgroup with controllers for those below may have no processes itself.
@@ -229,6 +233,7 @@ class Lab:
                     command,
                     env=environment | {"CGROUPS": cgroups},
                     cwd=self.directory,
+                    umask=_UMASK,
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
@@ -285,17 +290,23 @@ def is_mapped(uid: int) -> bool:
 
 
 def sweep() -> None:
-    """Kill the processes and remove the files of labs whose owner was killed."""
+    """Kill the processes and remove the files of labs whose owner was killed. Those of another pid
+    namespace are left alone: a container may see the cgroups of its host.
+    """
+    ours = f"{_PREFIX}{_pid_namespace()}."
     for parent in cgroup.find_hierarchies():
         for name in os.listdir(parent):
-            owner, _, end = name.removeprefix(_PREFIX).partition("-")
-            left = name.startswith(_PREFIX) and owner.isdigit()
-            if left and not os.path.exists(f"/proc/{owner}"):
+            owner, _, end = name.removeprefix(ours).partition("-")
+            if name.startswith(ours) and not os.path.exists(f"/proc/{owner}"):
                 cgroup.kill(os.path.join(parent, name))
                 with contextlib.suppress(FileNotFoundError):  # another lab sweeps, too
                     cgroup.remove(os.path.join(parent, name))
                 directory = os.path.join(tempfile.gettempdir(), _PREFIX + end)
                 shutil.rmtree(directory, ignore_errors=True)
+
+
+def _pid_namespace() -> int:
+    return os.stat("/proc/self/ns/pid").st_ino
 
 
 def _check_capabilities() -> None:

@@ -64,8 +64,8 @@ LINES: Final = 5  # shown of each section of the report of ``why``
 
 def tell(show: Show) -> None:
     """Run every chapter; DemoFailed if a claim does not hold. Nothing is left behind."""
-    show("chapter", "A private systemd is started; that of this machine is left alone.")
     with Lab() as lab:
+        show("chapter", "A private systemd is running; that of this machine is left alone.")
         directory = lab.directory
         story = Story(lab, show)
         story.begin()
@@ -102,7 +102,7 @@ class Story(Stage):
         os.chmod(f"{directory}/scan", 0o755)  # noqa: S103 (a program is to be run)
         self.lab.run([sys.executable, "-B", f"{directory}/tagger/make_music.py", self._music])
         self.explain("nomarr.toml asks for two music taggers and a library scanner.")
-        self.command("nomarrctl apply")
+        self.command("nomarrctl --user apply")
         self.ctl("apply")
         self._wait_until_healthy(*TAGGERS)
         self.check(True, "two taggers are running, and say on their pipes that they are healthy")
@@ -110,7 +110,7 @@ class Story(Stage):
     def tag(self) -> None:
         self.say("A folder of music is to be tagged: loudness and brightness of each file.")
         songs, broken = (self._list(kind) for kind in ("songs", "broken"))
-        self.command("nomarrctl jobs add --pool tag music/songs/* music/broken/*")
+        self.command("nomarrctl --user jobs add --pool tag music/songs/* music/broken/*")
         self._add(*songs, *broken)
         jobs = self._wait_for_jobs([*songs, *broken], "done", "error")
         tags = {os.path.basename(path): _read_tags(path) for path in songs}
@@ -139,7 +139,7 @@ class Story(Stage):
     def crash(self) -> None:
         self.say("One file crashes any worker that decodes it: a bug in a library, SIGSEGV.")
         [path] = self._list("deadly", "crash")
-        self.command("nomarrctl jobs add --pool tag music/deadly/crash.wav")
+        self.command("nomarrctl --user jobs add --pool tag music/deadly/crash.wav")
         self._add(path)
         job = self._wait_for_jobs([path], "quarantined")["crash.wav"]
         codes = [self._tell_decision(*_run_of(death)).code for death in job["crashes"]]
@@ -156,10 +156,10 @@ class Story(Stage):
         self.check(True, "the file is to blame: the workers have their restarts back")
         self._wait_until_healthy(*TAGGERS)
         self.check(True, "after their backoffs both taggers run again")
-        self.command("nomarrctl jobs show music/deadly/crash.wav")
+        self.command("nomarrctl --user jobs show music/deadly/crash.wav")
         self.quote(self._shorten(self.ctl("jobs", "show", path)))
         name, run = _run_of(job["crashes"][0])
-        self.command(f"nomarrctl why {name} --invocation {run[:8]}")
+        self.command(f"nomarrctl --user why {name} --invocation {run[:8]}")
         said = self._ask_why("in _decode_natively", name, "--invocation", run)
         self.quote(self._shorten(_sections(said, "The stacks", "Decision")))
         place = "" if self.lab.uid else ", and the place in the code"
@@ -168,7 +168,7 @@ class Story(Stage):
     def hang(self) -> None:
         self.say("Another file makes a worker wait for ever. Its process and its threads live on.")
         [path] = self._list("deadly", "hang")
-        self.command("nomarrctl jobs add --pool tag music/deadly/hang.wav")
+        self.command("nomarrctl --user jobs add --pool tag music/deadly/hang.wav")
         self._add(path)
         death = self.wait(
             lambda: next(iter(self.jobs("tag").get("hang.wav", {}).get("crashes") or ()), None),
@@ -202,7 +202,7 @@ class Story(Stage):
         self.check(delays == [100, 200, 400, 800, 1600], "each twice the one before, five of them")
         self.check(bool(account.failure_reason), f"then it was masked: {account.failure_reason}")
         self._tell_decision("scan-0", account.records[-1].invocation)
-        self.command("nomarrctl why scan-0")
+        self.command("nomarrctl --user why scan-0")
         said = self._ask_why("reset --start scan-0", "scan-0")
         self.quote(self._shorten(_sections(said, "Decision", "What to do")))
         self.check(
@@ -213,7 +213,7 @@ class Story(Stage):
         self.say("The scanner is mended.")
         with open(f"{self._directory}/mended", "w", encoding="utf-8"):
             pass
-        self.command("nomarrctl reset --start scan-0")
+        self.command("nomarrctl --user reset --start scan-0")
         self.ctl("reset", "--start", "scan-0")
         self._wait_until_healthy("scan-0")
         self.check(True, "it is unmasked, its counts begin again, it runs and is healthy")
@@ -222,9 +222,9 @@ class Story(Stage):
         self.say("What became of all files and workers.")
         self._wait_for_jobs(self._list("deadly"), "quarantined")
         self._wait_until_healthy(*TAGGERS, "scan-0")
-        self.command("nomarrctl jobs list --pool tag")
+        self.command("nomarrctl --user jobs list --pool tag")
         self.quote(self.ctl("jobs", "list", "--pool", "tag").splitlines()[-1])
-        self.command("nomarrctl status")
+        self.command("nomarrctl --user status")
         self.quote(self.ctl("status", check=False))
         statuses = [job["status"] for job in self.jobs("tag").values()]
         counts = [len(self._list(kind)) for kind in ("songs", "broken", "deadly")]

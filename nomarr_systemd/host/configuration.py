@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from nomarr_systemd.core.errors import ConfigError, Mistake
-from nomarr_systemd.host.layout import Paths
+from nomarr_systemd.core.errors import ConfigError, Mistake, NotPermitted
+from nomarr_systemd.host.layout import JOIN, Paths
 
 if TYPE_CHECKING:
     from nomarr_systemd.config.values import Config
@@ -22,8 +22,8 @@ class NotApplied(ConfigError):
 
 
 def read_applied(paths: Paths) -> Config:
-    """The configuration in force. NotApplied before the first apply; ConfigError if it cannot be
-    read or is damaged."""
+    """The configuration in force. NotApplied before the first apply; NotPermitted if this user may
+    not read it; ConfigError if it is damaged."""
     import json  # nomarrctl --help needs neither
 
     from nomarr_systemd.config.values import Config
@@ -37,10 +37,7 @@ def read_applied(paths: Paths) -> Config:
             hint="run nomarrctl apply first",
         ) from error
     except PermissionError as error:
-        raise ConfigError(
-            f"{paths.resolved} is not for you to read",
-            hint="use sudo, or join the group: usermod --append --groups nomarr YOUR-NAME",
-        ) from error
+        raise NotPermitted(f"{paths.resolved} is not for you to read", hint=JOIN) from error
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(
             f"cannot read {paths.resolved}: {error}", hint="run nomarrctl apply"
@@ -51,7 +48,8 @@ def read_applied(paths: Paths) -> Config:
 
 
 def read_file(name: str, paths: Paths) -> Config:
-    """The configuration that the file ``name`` describes, or ConfigError with all its mistakes."""
+    """The configuration that the file ``name`` describes, or ConfigError with all its mistakes;
+    NotPermitted if this user may not read it."""
     from nomarr_systemd.config.file import parse  # the resident programs need no TOML
 
     try:
@@ -61,6 +59,10 @@ def read_file(name: str, paths: Paths) -> Config:
         raise ConfigError(
             f"there is no configuration file {name}",
             hint="write it, or name another one with --config FILE",
+        ) from error
+    except PermissionError as error:
+        raise NotPermitted(
+            f"this user may not read the configuration file {name}", hint="use sudo"
         ) from error
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         why = (isinstance(error, OSError) and error.strerror) or error

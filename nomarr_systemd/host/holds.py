@@ -1,11 +1,16 @@
 """Holds: one file for each instance that must not start; the unit's condition looks for it, so a
 hold survives a reboot. A hold made by a person is a pause; the controller makes the others.
+
+A pause of a pool, or of everything, is a switch besides: a file that says that workers which are
+added later begin paused, too. A pause may have an end, by the wall clock.
 """
 
 from __future__ import annotations
 
 import os
-from typing import Final
+import time
+from collections.abc import Iterable
+from typing import Final, NamedTuple
 
 from nomarr_systemd.core.ids import Component
 from nomarr_systemd.core.text import clean, one_line
@@ -16,6 +21,29 @@ UNREADABLE: Final = "its hold cannot be read: "
 # The unit's condition ignores this name; the file records that a start is still to follow.
 _RESUMING: Final = ".resuming"
 _MAX_TEXT: Final = 500
+_UNTIL: Final = "until="
+# Switches; no instance has such a name.
+ALL: Final = "all"
+_POOL: Final = "pool."
+
+
+class Pause(NamedTuple):
+    """A person's pause: the reason of the hold, and its end."""
+
+    why: str
+    until_ms: int | None = None  # wall-clock time; None: until somebody resumes
+
+    def is_over(self, now_ms: int) -> bool:
+        return self.until_ms is not None and self.until_ms <= now_ms
+
+
+def make_pause(by: str, reason: str = "", until_ms: int | None = None) -> Pause:
+    """Return the pause that a person asks for."""
+    why = f"{PAUSED}{by}" + (f": {reason}" if reason else "")
+    if until_ms is not None:
+        end = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(until_ms // 1000))
+        why += f" (until {end})"
+    return Pause(clean(why, _MAX_TEXT), until_ms)
 
 
 class Holds:
@@ -29,27 +57,75 @@ class Holds:
 
         Never raises: systemd refuses the start of a worker whose hold exists, readable or not.
         """
-        try:
-            with open(self._path(worker), encoding="utf-8", errors="replace") as file:
-                return one_line(file.read(_MAX_TEXT).strip()) or "held"
-        except FileNotFoundError:
-            return ""
-        except OSError as error:
-            return f"{UNREADABLE}{error.strerror} ({self._path(worker)})"
+        found = self._read(worker.instance)
+        return found.why if found else ""
+
+    def read_pause(self, worker: Component) -> Pause | None:
+        """Return the person's pause of the worker; None if there is none."""
+        found = self._read(worker.instance)
+        return found if found and found.why.startswith(PAUSED) else None
 
     def hold(self, worker: Component, why: str) -> None:
         """Hold the worker for a reason that the controller gives."""
-        os.makedirs(self._directory, 0o755, exist_ok=True)
-        text = clean(why, _MAX_TEXT)
-        write_durably(self._path(worker), f"{text}\n".encode("utf-8", "replace"), mode=0o644)
+        self._write(worker.instance, Pause(clean(why, _MAX_TEXT)))
 
-    def pause(self, worker: Component, by: str) -> bool:
-        """Hold the worker for a person; False if it is paused already."""
-        if self.read(worker).startswith(PAUSED):
+    def pause(self, worker: Component, pause: Pause) -> bool:
+        """Hold the worker for a person; False if it is paused already. A pause with an end replaces
+        another, and so does one without an end if the other has one."""
+        known = self.read_pause(worker)
+        if known and known.until_ms is None and pause.until_ms is None:
             return False
-        self.hold(worker, f"{PAUSED}{by}")
+        self._write(worker.instance, pause)
         remove(self._path(worker) + _RESUMING)
         return True
+
+    def is_over(self, worker: Component, now_ms: int) -> bool:
+        """True if the end of its pause has come, or a resume of it was cut off."""
+        found = self.read_pause(worker)
+        if found is None and os.path.exists(self._path(worker) + _RESUMING):
+            return True
+        return found is not None and found.is_over(now_ms)
+
+    def next_end_ms(self) -> int | None:
+        """Return when the next pause of a worker ends, by the wall clock."""
+        found = (self._read(name) for name in self.instances())
+        ends = [each.until_ms for each in found if each and each.until_ms is not None]
+        return min(ends, default=None)
+
+    # Switches
+
+    def switch(self, pool: str, pause: Pause) -> None:
+        """Have workers of the pool that are added later begin paused; ALL: those of every pool."""
+        self._write(pool if pool == ALL else _POOL + pool, pause)
+
+    def read_switch(self, pool: str, now_ms: int) -> Pause | None:
+        """Return the pause that a new worker of the pool begins with; None if it may run."""
+        for name in (ALL, _POOL + pool):
+            found = self._read(name)
+            if found and not found.is_over(now_ms):
+                return found
+        return None
+
+    def unswitch(self, pools: Iterable[str], others: Iterable[str]) -> None:
+        """Let new workers of these pools run. A switch for everything is made one for each of
+        the other pools."""
+        everything = self._read(ALL)
+        if everything:
+            for other in others:
+                self.switch(other, everything)
+            remove(os.path.join(self._directory, ALL))
+        for pool in pools:
+            remove(os.path.join(self._directory, _POOL + pool))
+
+    def switched(self, now_ms: int) -> list[str]:
+        """The pools whose new workers begin paused; ALL is one of them."""
+        names = [name for name in self._names() if name == ALL or name.startswith(_POOL)]
+        found = ((name, self._read(name)) for name in names)
+        return sorted(
+            name.removeprefix(_POOL) for name, each in found if each and not each.is_over(now_ms)
+        )
+
+    # Resumes
 
     def is_paused(self, worker: Component) -> bool:
         """True if a person paused it, or a resume of it was cut off before the start."""
@@ -81,11 +157,35 @@ class Holds:
 
     def instances(self) -> list[str]:
         """All instances that have a hold, configured or not."""
+        names = (name for name in self._names() if name != ALL and not name.startswith(_POOL))
+        return sorted({name.removesuffix(_RESUMING) for name in names})
+
+    def _names(self) -> list[str]:
         try:
-            names = os.listdir(self._directory)
+            return [name for name in os.listdir(self._directory) if ".new" not in name]
         except FileNotFoundError:
             return []
-        return sorted({name.removesuffix(_RESUMING) for name in names if ".new" not in name})
+
+    def _read(self, name: str) -> Pause | None:
+        path = os.path.join(self._directory, name)
+        try:
+            with open(path, encoding="utf-8", errors="replace") as file:
+                why, _, rest = file.read(_MAX_TEXT + 100).strip().partition("\n")
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            return Pause(f"{UNREADABLE}{error.strerror} ({path})")
+        until = rest.removeprefix(_UNTIL)
+        is_end = rest.startswith(_UNTIL) and until.isascii() and until.isdigit()
+        return Pause(one_line(why[:_MAX_TEXT]) or "held", int(until[:15]) if is_end else None)
+
+    def _write(self, name: str, pause: Pause) -> None:
+        os.makedirs(self._directory, 0o755, exist_ok=True)
+        text = f"{pause.why}\n"
+        if pause.until_ms is not None:
+            text += f"{_UNTIL}{pause.until_ms}\n"
+        path = os.path.join(self._directory, name)
+        write_durably(path, text.encode("utf-8", "replace"), mode=0o644)
 
     def _path(self, worker: Component) -> str:
         return os.path.join(self._directory, worker.instance)

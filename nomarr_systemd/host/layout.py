@@ -12,6 +12,8 @@ from typing import Final, NamedTuple
 SYSTEM_STATE: Final = "/var/lib/nomarr"
 WORKER_USER: Final = "nomarr"  # of workers whose pool names no other
 VIEWERS: Final = "nomarr-view"  # the group that may read
+# How a user gets the right to read; the hint of every NotPermitted that is about reading.
+JOIN: Final = f"use sudo, or join the group: usermod -aG {VIEWERS} USER, then log in again"
 LIBEXEC: Final = "/usr/lib/nomarr-systemd"  # where a package installs the programs
 # The programs that the units name, and the module whose main() each one runs.
 PROGRAMS: Final = {
@@ -24,7 +26,7 @@ PROGRAMS: Final = {
 # need it, and nomarr-web needs the packages that it finds.
 _OPTIONS: Final = {"nomarr-worker": "", "nomarr-web": " -I"}
 _PROGRAM: Final = """\
-#!{python}{options}
+{interpreter}
 import gc
 import sys
 
@@ -94,6 +96,11 @@ class Paths(NamedTuple):
         return f"{self.state}/public"
 
     @property
+    def past(self) -> str:
+        """A file for each instance with its restarts, which its unit reads as its environment."""
+        return f"{self.state}/past"
+
+    @property
     def resolved(self) -> str:
         """The configuration as ``nomarrctl apply`` resolved it: all that resident programs read."""
         return f"{self.state}/config.json"
@@ -113,10 +120,20 @@ def make_directories(paths: Paths) -> None:
     """Create the directories that the programs expect; existing ones stay as they are."""
     for directory in (f"{paths.runtime}/nomarr", paths.state, paths.hold):
         os.makedirs(directory, 0o755, exist_ok=True)
-    for directory in (paths.pending, paths.spool):
+    for directory in (paths.pending, paths.spool, paths.past):
         os.makedirs(directory, 0o700, exist_ok=True)
     for name in ("public", "work"):
         os.makedirs(f"{paths.state}/{name}", 0o750, exist_ok=True)
+
+
+def _interpreter_line(python: str, options: str) -> str:
+    """The first line of a program, by which the kernel finds its Python. Where the kernel cannot
+    read such a path, because it has a space or is too long, the shell does: these lines are a
+    command for it, and a string for Python.
+    """
+    if " " not in python and len(python) + len(options) < 120:
+        return f"#!{python}{options}"
+    return f"#!/bin/sh\n'''exec' \"{python}\"{options} \"$0\" \"$@\"\n' '''"
 
 
 def make_programs(directory: str, *, python: str = sys.executable, search: Sequence[str]) -> None:
@@ -129,8 +146,7 @@ def make_programs(directory: str, *, python: str = sys.executable, search: Seque
         with open(path, "w", encoding="utf-8") as file:
             file.write(
                 _PROGRAM.format(
-                    python=python,
-                    options=_OPTIONS.get(name, " -IS"),
+                    interpreter=_interpreter_line(python, _OPTIONS.get(name, " -IS")),
                     search=[*search, *packages],
                     module=module,
                 )

@@ -8,7 +8,7 @@ import os
 import pwd
 from typing import TYPE_CHECKING, NamedTuple
 
-from nomarr_systemd.core.errors import ConfigError
+from nomarr_systemd.core.errors import ConfigError, NotPermitted
 from nomarr_systemd.core.text import escape
 from nomarr_systemd.host.configuration import NotApplied, as_stored, read_applied, read_file
 from nomarr_systemd.host.layout import LIBEXEC, Paths, system_paths, user_paths
@@ -39,8 +39,10 @@ class Scope(NamedTuple):
         """True if the file is not what was applied, or has mistakes; None if it is not readable."""
         try:
             return as_stored(self.read_file()) != applied
-        except ConfigError as error:
-            return None if isinstance(error.__cause__, PermissionError) else True
+        except NotPermitted:
+            return None
+        except ConfigError:
+            return True
 
     @property
     def unit_directory(self) -> str:

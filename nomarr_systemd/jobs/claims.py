@@ -7,7 +7,7 @@ A kill in between leaves the claim, and the claim names the run.
 
 from __future__ import annotations
 
-import random
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from nomarr_systemd.core import job
@@ -17,7 +17,7 @@ from nomarr_systemd.jobs.queue import JOBS, now_ms, write_again
 from nomarr_systemd.store.protocol import Store, encode
 
 CLAIMS: Final = "worker_claims"
-MAX_SPREAD: Final = 64
+_NEXT: Final = 16  # jobs that are tried at once after a collision
 MAX_RESULT: Final = 262_144  # characters of JSON
 
 
@@ -32,40 +32,52 @@ class End(NamedTuple):
 class Claims:
     """The queue of one pool as one run of one worker sees it. May raise StoreUnavailable.
 
-    A worker takes jobs in the order of keys. After each collision with another worker it
-    chooses at random among twice as many jobs: else all workers would try to claim the same first
-    job, and all but one would fail, for every job.
+    A worker takes the job with the lowest key that is free. Where a store can hold a document, no
+    two workers try the same job; elsewhere the slower one tries the next.
     """
 
     def __init__(self, store: Store, pool: str, owner: Owner) -> None:
         self.store = store
         self.pool = pool
         self.owner = owner
-        self._spread = 1
-        self._chance = random.Random(owner.invocation)  # noqa: S311 (no secret)
 
-    def next(self) -> Doc | None:
-        """A pending job that looks free."""
+    def take_next(self) -> Doc | None:
+        """Claim and begin the lowest job that is free; None if there is none."""
         where = {"pool": self.pool, "status": "pending"}
-        found = self.store.find(JOBS, where, limit=self._spread)
-        return self._chance.choice(found) if found else None
+        if not self.store.find(JOBS, where, limit=1):
+            return None  # found out without a lock: idle workers ask this again and again
+        if self.store.can_hold:
+            try:
+                return self._take_held(where)
+            except (KeyExists, StaleRevision):
+                pass  # it has a claim already: of a run that is being settled
+        after = ""
+        while page := self.store.find(JOBS, where, limit=_NEXT, after=after):
+            for doc in page:
+                if taken := self.take(doc["_key"]):
+                    return taken
+            after = page[-1]["_key"]
+        return None
+
+    def _take_held(self, where: Mapping[str, str]) -> Doc | None:
+        """The same in one transaction, passing over those that others hold."""
+        with self.store.batch():
+            doc = self.store.first(JOBS, where)
+            if doc is None:
+                return None
+            self.store.insert(CLAIMS, self._make_claim(doc["_key"]))
+            taken = job.begin(doc, self.owner, now_ms())
+            taken["_rev"] = self.store.replace(JOBS, taken)
+        return taken
 
     def take(self, key: str) -> Doc | None:
         """Claim a job and begin it; None if another worker was faster. May be called again after
         an answer was lost."""
-        claim = {"_key": job.claim_key(key), "job": key, "pool": self.pool, "wall_ms": now_ms()}
-        doc = None
         try:
             with self.store.batch():
-                self._insert(claim | self.owner._asdict())
-                doc = self._begin(key)
+                return self._begin(key, self._insert(self._make_claim(key)))
         except (KeyExists, StaleRevision):
-            doc = None
-        if doc is None:
-            self._spread = min(self._spread * 2, MAX_SPREAD)
-        else:
-            self._spread = max(1, self._spread - 1)
-        return doc
+            return None
 
     def in_hand(self) -> list[Doc]:
         """The jobs that this run has claimed, also by a call whose answer was lost."""
@@ -103,28 +115,35 @@ class Claims:
             and doc["status"] == end.status
         )
 
-    def _insert(self, claim: Doc) -> None:
+    def _make_claim(self, key: str) -> Doc:
+        claim = {"_key": job.claim_key(key), "job": key, "pool": self.pool, "wall_ms": now_ms()}
+        return claim | self.owner._asdict()
+
+    def _insert(self, claim: Doc) -> str:
+        """Insert the claim, or find it if it is there; returns its revision."""
         try:
-            self.store.insert(CLAIMS, claim)
+            return self.store.insert(CLAIMS, claim)
         except KeyExists:
             there = self.store.get(CLAIMS, claim["_key"])
             # It belongs to this run if the answer to an earlier call was lost.
             if there is None or there.get("invocation") != self.owner.invocation:
                 raise
+            return str(there["_rev"])
 
-    def _begin(self, key: str) -> Doc | None:
-        """Begin a claimed job. It may have changed before the claim was inserted."""
+    def _begin(self, key: str, claim_rev: str) -> Doc | None:
+        """Begin a claimed job. It may have changed before the claim was inserted; then the claim
+        is deleted, by its revision: a late request must not delete that of another run."""
         doc = self.store.get(JOBS, key)
         if job.is_in_hand(doc, self.owner.invocation):
             return doc
         if doc is None or doc["status"] != "pending":
-            self.store.delete(CLAIMS, job.claim_key(key))
+            self.store.delete(CLAIMS, job.claim_key(key), claim_rev)
             return None
         changed = job.begin(doc, self.owner, now_ms())
         try:
             changed["_rev"] = self.store.replace(JOBS, changed)
         except StaleRevision:
-            self.store.delete(CLAIMS, job.claim_key(key))
+            self.store.delete(CLAIMS, job.claim_key(key), claim_rev)
             return None
         return changed
 
@@ -135,6 +154,28 @@ def _finish(doc: Doc, end: End, wall_ms: int) -> Doc:
     if end.error is not None:
         return job.fail(doc, end.error, wall_ms)
     return job.complete(doc, end.result, wall_ms)
+
+
+def deliver(claims: Claims, key: str, end: End, attempts: int) -> bool:
+    """Record the end of a job of a run that could not do so while it lived, once.
+
+    False if the job was begun again, or changed by a person, since.
+    """
+
+    def write() -> bool:
+        with claims.store.batch():
+            doc = claims.store.get(JOBS, key)
+            if doc is None or doc.get("attempts") != attempts:
+                return False
+            if doc["status"] not in ("running", "error", "pending", "quarantined"):
+                return False
+            claims.store.replace(JOBS, _finish(doc, end, now_ms()))
+            claim = claims.store.get(CLAIMS, job.claim_key(key))
+            if claim is not None and claim["invocation"] == claims.owner.invocation:
+                claims.store.delete(CLAIMS, claim["_key"], claim["_rev"])
+        return True
+
+    return write_again(write)
 
 
 def check_result(result: object) -> object:

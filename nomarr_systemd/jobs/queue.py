@@ -67,17 +67,34 @@ def add(
     return seen, new
 
 
+def find_of_run(store: Store, pool: str, invocation: str) -> Doc | None:
+    """The job that a run had when it died; None if no job names that run any more."""
+    last = store.find(JOBS, {"pool": pool, "invocation": invocation}, limit=1)
+    if last:
+        return last[0]
+    for status in STATUSES:  # another worker may have had it since; few jobs have crashes
+        for doc in store.find(JOBS, {"pool": pool, "status": status}, limit=PAGE):
+            crashes = doc.get("crashes") or ()
+            if any(crash.get("invocation") == invocation for crash in crashes):
+                return doc
+    return None
+
+
 def find(store: Store, pool: str, job: str) -> Doc:
     """The job with this key, or of this path in ``pool``; or NoSuchJob."""
     doc = store.get(JOBS, key_of(pool, job)) if pool else None
     if doc is None and ":" in job and job.isascii() and len(job) <= 200 and "/" not in job:
         doc = store.get(JOBS, job)
     if doc is None:
-        raise NoSuchJob(
-            f"there is no job {job!r:.200}" + (f" in pool {pool}" if pool else ""),
-            hint="name it by its key or its path, as nomarrctl jobs list shows them",
-        )
+        raise no_such_job(pool, job)
     return doc
+
+
+def no_such_job(pool: str, job: str) -> NoSuchJob:
+    return NoSuchJob(
+        f"there is no job {job!r:.200}" + (f" in pool {pool}" if pool else ""),
+        hint="name it by its key or its path, as nomarrctl jobs list shows them",
+    )
 
 
 def walk(store: Store, pool: str, status: Status | None = None) -> Iterator[Doc]:
@@ -91,7 +108,8 @@ def walk(store: Store, pool: str, status: Status | None = None) -> Iterator[Doc]
 
 def count(store: Store, pool: str) -> dict[Status, int]:
     """The number of a pool's jobs in each status."""
-    return {each: store.count(JOBS, {"pool": pool, "status": each}) for each in STATUSES}
+    found = store.tally(JOBS, {"pool": pool}, "status")
+    return {each: found.get(each, 0) for each in STATUSES}
 
 
 def retry(store: Store, doc: Doc) -> Doc:
@@ -106,22 +124,8 @@ def release(store: Store, doc: Doc) -> Doc:
 
 def prune(store: Store, pool: str, status: Status, older_than_ms: int) -> int:
     """Delete jobs in this status that did not change for ``older_than_ms``; returns how many."""
-    before = now_ms() - older_than_ms
-    gone = 0
-    old = (doc for doc in walk(store, pool, status) if _is_older(doc, before))
-    while page := list(islice(old, PAGE)):
-        with store.batch():
-            for doc in page:
-                try:
-                    gone += store.delete(JOBS, doc["_key"], doc["_rev"])
-                except StaleRevision:
-                    continue  # it was retried meanwhile
-    return gone
-
-
-def _is_older(doc: Doc, wall_ms: int) -> bool:
-    updated = doc.get("updated_wall_ms")
-    return isinstance(updated, int) and updated <= wall_ms
+    before = now_ms() - older_than_ms + 1
+    return store.prune(JOBS, "updated_wall_ms", before, {"pool": pool, "status": status})
 
 
 def _swap(

@@ -8,6 +8,7 @@ documents are in the work domain, which the supervisor writes. What root does ab
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
@@ -102,7 +103,7 @@ def _settle(store: Store, pool: Pool, end: RunEnd) -> tuple[Outcome, bool]:
     if new_books != books:
         _write_books(store, new_books)
     for claim in claims:
-        store.delete(CLAIMS, claim["_key"])
+        store.delete(CLAIMS, claim["_key"], claim["_rev"])
     return outcome, bool(claims) or new_books != books
 
 
@@ -123,7 +124,8 @@ def _fail_claimed(store: Store, pool: str, error: Doc, wall_ms: int) -> None:
         doc = store.get(JOBS, claim["job"])
         if doc is not None and job.is_in_hand(doc, claim["invocation"]):
             _fail(store, [doc], error, wall_ms)
-        store.delete(CLAIMS, claim["_key"])
+        with contextlib.suppress(StaleRevision):  # it is another run's by now
+            store.delete(CLAIMS, claim["_key"], claim["_rev"])
 
 
 def _fail(store: Store, docs: Sequence[Doc], error: Doc, wall_ms: int) -> None:

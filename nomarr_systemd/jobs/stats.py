@@ -13,6 +13,7 @@ from nomarr_systemd.jobs.settlement import STATS
 from nomarr_systemd.store.protocol import Store
 
 GPU: Final = "gpu:health"
+AVERAGE: Final = "avg_time_s"
 
 
 class GpuHealth(NamedTuple):
@@ -25,6 +26,8 @@ def publish(store: Store, key: str, figures: Mapping[str, Any]) -> None:
     document = {**figures, "_key": key, "wall_ms": now_ms()}
     try:
         there = store.get(STATS, key)
+        if there is not None and figures.get(AVERAGE) == 0:  # a run that has done nothing yet
+            document[AVERAGE] = there.get(AVERAGE, 0)
         if there is None:
             store.insert(STATS, document)
         else:
@@ -33,16 +36,27 @@ def publish(store: Store, key: str, figures: Mapping[str, Any]) -> None:
         return  # another process wrote newer figures
 
 
-def report_gpu(store: Store, health: GpuHealth) -> None:
-    """Record the GPU's health; called by the program that checks it (docs/contract.md)."""
-    publish(store, GPU, health._asdict())
+def read_average(store: Store, component_id: str) -> float:
+    """The rolling average of a worker's job times, over its runs; 0 if there is none."""
+    found = (store.get(STATS, component_id) or {}).get(AVERAGE)
+    return float(found) if isinstance(found, int | float) and 0 < found < 1e9 else 0.0
 
 
-def read_gpu(store: Store, max_age_s: float) -> GpuHealth | None:
+def report_gpu(store: Store, health: GpuHealth, host: str = "") -> None:
+    """Record the health of a host's GPU; called by worker.gpu_probe (docs/contract.md)."""
+    publish(store, _gpu_key(host), health._asdict())
+
+
+def read_gpu(store: Store, max_age_s: float, host: str = "") -> GpuHealth | None:
     """The GPU's health; None if there was no recent check, also if the clock was set since."""
-    doc = store.get(STATS, GPU)
+    doc = store.get(STATS, _gpu_key(host))
     if doc is None or not isinstance(doc.get("wall_ms"), int):
         return None
     if abs(now_ms() - doc["wall_ms"]) > max_age_s * 1000:
         return None
     return GpuHealth(doc.get("available") is not False, str(doc.get("reason", "")))
+
+
+def _gpu_key(host: str) -> str:
+    """Hosts that share a store have a GPU each; ``host`` is empty if there is one host only."""
+    return f"{GPU}@{host}" if host else GPU

@@ -1,7 +1,7 @@
 """Jobs from the store: the queue of the worker's pool, shared with the pool's other workers.
 
-If the store is away when a job ends, the end is kept and recorded before the next job is
-discovered. Until then the claim stays, so no other worker begins the job.
+If the store is away when a job ends, the end is kept, also in a file, and recorded before the next
+job is discovered. Until then the claim stays, so no other worker begins the job.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from typing import Final, TypeVar
 from nomarr_systemd.config.values import StoreSettings
 from nomarr_systemd.core.errors import ConfigError, NotReady, StoreRefused, StoreUnavailable
 from nomarr_systemd.core.ids import parse_component
-from nomarr_systemd.core.job import Owner, describe_error, key_of, path_of
+from nomarr_systemd.core.job import Doc, Owner, describe_error, key_of, path_of
 from nomarr_systemd.host.clock import read_boot_id
 from nomarr_systemd.host.machine import host_of
 from nomarr_systemd.jobs.claims import Claims, End, check_result
-from nomarr_systemd.jobs.stats import read_gpu
+from nomarr_systemd.jobs.owed_results import OwedResults
+from nomarr_systemd.jobs.stats import read_average, read_gpu
 from nomarr_systemd.store.open import open_work_store
 from nomarr_systemd.store.protocol import Store
 
@@ -34,7 +35,13 @@ class StoreJobs:
     it is away, the worker waits."""
 
     def __init__(
-        self, settings: StoreSettings, component_id: str, invocation: str, *, gpu_max_age_s: float
+        self,
+        settings: StoreSettings,
+        component_id: str,
+        invocation: str,
+        *,
+        gpu_max_age_s: float,
+        state_directory: str = "",
     ) -> None:
         if not invocation:
             raise ConfigError(
@@ -47,6 +54,8 @@ class StoreJobs:
         self._gpu_max_age_s = gpu_max_age_s
         self._store: Store | None = None
         self._claims: Claims | None = None
+        self._owed = OwedResults(state_directory, self._pool, self._owner)
+        self._taken: Doc | None = None
         self._unrecorded: tuple[str, End] | None = None
         self._is_unsure = (
             False  # an answer was lost: this run may have a claim that it does not know
@@ -58,15 +67,17 @@ class StoreJobs:
             if self._is_unsure:
                 found = claims.in_hand()
                 if found:
+                    self._taken = found[0]
                     return path_of(found[0])
                 self._is_unsure = False
-            doc = claims.next()
-            return path_of(doc) if doc else None
+            self._taken = claims.take_next()
+            return path_of(self._taken) if self._taken else None
 
         return self._ask(look)
 
     def claim(self, job: str) -> bool:
-        return self._ask(lambda claims: claims.take(self._key(job)) is not None)
+        """True: ``discover`` has claimed it already, in one step with finding it."""
+        return self._taken is not None and path_of(self._taken) == job
 
     def complete(self, job: str, result: object) -> None:
         self._end(job, End("done", check_result(result)))
@@ -79,9 +90,14 @@ class StoreJobs:
 
     def check_gpu(self) -> None:
         """NotReady if a recent check found that the GPU is not available."""
-        found = self._ask(lambda claims: read_gpu(claims.store, self._gpu_max_age_s))
+        host, most_s = self._owner.host, self._gpu_max_age_s
+        found = self._ask(lambda claims: read_gpu(claims.store, most_s, host))
         if found is not None and not found.available:
             raise NotReady(f"the GPU is not available: {found.reason or 'no reason given'}")
+
+    def read_average(self) -> float:
+        """The average time of a job of this worker in earlier runs; 0 if that is not known."""
+        return self._ask(lambda claims: read_average(claims.store, self._owner.component_id))
 
     def close(self, wait: Callable[[float], object]) -> None:
         """Record the end of the last job, for LAST_TRY_S at most; ``wait(seconds)`` waits."""
@@ -95,7 +111,9 @@ class StoreJobs:
                 )
                 wait(0.5)
         if self._unrecorded is not None:
-            log.error("the end of job %r could not be recorded: %r", *self._unrecorded)
+            kept = self._keep()
+            what = "is kept for the next worker" if kept else "is lost"
+            log.error("the end of job %r could not be recorded: it %s", self._unrecorded[0], what)
         self._forget_store()
 
     def _key(self, job: str) -> str:
@@ -103,7 +121,17 @@ class StoreJobs:
 
     def _end(self, job: str, end: End) -> None:
         self._unrecorded = (self._key(job), end)
-        self._ask(self._record)
+        try:
+            self._ask(self._record)
+        except NotReady:
+            self._keep()  # this worker may be killed before the store is back
+            raise
+
+    def _keep(self) -> bool:
+        if self._unrecorded is None or self._unrecorded[1].status == "pending":
+            return True
+        attempts = self._taken.get("attempts") if self._taken else None
+        return isinstance(attempts, int) and self._owed.keep(*self._unrecorded, attempts)
 
     def _record(self, claims: Claims) -> None:
         if self._unrecorded is None:
@@ -112,11 +140,13 @@ class StoreJobs:
         if not claims.end(key, end) and end.status != "pending":
             log.warning("job %r was settled meanwhile; its result is dropped", key)
         self._unrecorded = None
+        self._owed.forget()
 
     def _ask(self, question: Callable[[Claims], _Result]) -> _Result:
         try:
             if self._claims is None:
                 self._store = open_work_store(self._settings)
+                self._owed.deliver(self._store)
                 self._claims = Claims(self._store, self._pool, self._owner)
             return question(self._claims)
         except (StoreUnavailable, StoreRefused) as error:

@@ -31,9 +31,17 @@ class Sample(NamedTuple):
 
 
 def append(store: Store, samples: Sequence[Sample], host: str = "") -> None:
-    """Write samples in one write. ``host`` is this host where several share a store."""
+    """Write samples in one write. ``host`` is this host where several share a store.
+
+    May be called again after an answer was lost: the keys are derived from the samples.
+    """
     more = {"host": host} if host else {}
-    store.append(COLLECTION, [_document(sample) | more for sample in samples])
+    suffix = f"@{host}" if host else ""
+    docs = []
+    for sample in samples:
+        key = f"{sample.wall_ms:015d}:{sample.component_id}{suffix}"  # keys sort by time
+        docs.append({"_key": key, **_document(sample), **more})
+    store.add(COLLECTION, docs)
 
 
 def _document(sample: Sample) -> Doc:

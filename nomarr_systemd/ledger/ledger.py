@@ -90,11 +90,11 @@ class Ledger:
             for effect in effects:
                 self.set_effect(*effect)
 
-    def refund(self, component_id: str, invocation: str, rules: Rules, why: str) -> Record | None:
-        """Refund the restart after this failure to the window; None if that is not allowed."""
+    def refund(self, component_id: str, invocation: str, why: str) -> Record | None:
+        """Give back the restart after this failure; None if it is not counted."""
         now = self._clock()
         return self._change(
-            component_id, lambda account: book_keeping.refund(account, invocation, rules, now, why)
+            component_id, lambda account: book_keeping.refund(account, invocation, now, why)
         )
 
     def record_manual(self, component_id: str, invocation: str, by: str) -> Record:

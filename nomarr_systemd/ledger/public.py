@@ -10,16 +10,18 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterable
+from time import gmtime, strftime
 from typing import Final, NamedTuple
 
 from nomarr_systemd.config.values import StoreSettings
 from nomarr_systemd.core.account import Account
 from nomarr_systemd.core.errors import BadName, StoreError, StoreUnavailable
 from nomarr_systemd.core.ids import Component, parse_component
-from nomarr_systemd.core.json import as_object, decode
-from nomarr_systemd.core.text import clean_all, one_line
+from nomarr_systemd.core.json import as_object, decode, get_int, get_list
+from nomarr_systemd.core.ledger_record import DECISIONS, Record, crash_word
+from nomarr_systemd.core.text import clean_all, count, one_line
 from nomarr_systemd.host.files import locked, remove
-from nomarr_systemd.host.layout import VIEWERS
+from nomarr_systemd.host.layout import JOIN
 from nomarr_systemd.ledger.documents import read_account
 from nomarr_systemd.store.open import open_store
 from nomarr_systemd.store.protocol import Store
@@ -37,6 +39,7 @@ class Publisher:
 
     def __init__(self, directory: str, *, gid: int = -1, host: str = "") -> None:
         self.directory = directory
+        self._past = os.path.join(os.path.dirname(directory), "past")
         self._gid = gid
         self._host = host
         self.error: Exception | None = None  # why the last publication failed; the commit stands
@@ -58,8 +61,10 @@ class Publisher:
             with locked(f"{self.directory}.lock", PATIENCE_S):
                 for key, name in names.items():
                     try:
-                        self._write(name, current(key))
-                    except (OSError, StoreError) as error:
+                        text = current(key)
+                        self._write(name, text)
+                        self._write_past(name.removesuffix(SUFFIX), text)
+                    except (OSError, StoreError, ValueError) as error:
                         self._complain(name, error)
         except OSError as error:
             self._complain(", ".join(list(names.values())[:3]), error)
@@ -78,6 +83,7 @@ class Publisher:
             for name in os.listdir(self.directory):
                 if name not in kept and name.endswith((SUFFIX, f"{SUFFIX}.new")):
                     remove(os.path.join(self.directory, name))
+                    remove(os.path.join(self._past, name.partition(".")[0]))
 
     def name(self, key: str) -> str | None:
         """The file of the document ``key``, or None for one that is not published here."""
@@ -87,6 +93,18 @@ class Publisher:
         except BadName:
             return None
         return component.instance + SUFFIX if host == self._host else None
+
+    def _write_past(self, instance: str, text: str | None) -> None:
+        """Write what the unit of the worker reads as its environment at its next start."""
+        line = "" if text is None else describe_past(text)
+        path = os.path.join(self._past, instance)
+        if not line:
+            remove(path)
+            return
+        os.makedirs(self._past, 0o700, exist_ok=True)
+        with open(f"{path}.new", "w", encoding="ascii", opener=_open_private) as file:
+            file.write(f'NOMARR_PAST="{line}"\n')
+        os.rename(f"{path}.new", path)
 
     def _make_directory(self) -> None:
         if not os.path.isdir(self.directory):
@@ -115,6 +133,28 @@ class Publisher:
         except OSError:
             remove(temporary)
             raise
+
+
+def describe_past(text: str) -> str:
+    """A worker's restarts and its last crash in a few words; empty if it has none."""
+    account = as_object(decode(text.encode()))
+    restarts = get_int(account, "restart_count", 0)
+    last = ""
+    for row in reversed(get_list(account, "records", [])):
+        try:
+            record = Record.read(row)
+        except (TypeError, ValueError):
+            continue  # it is damaged, which is told elsewhere
+        if record.action in DECISIONS and record.kind:
+            word = "".join(sign for sign in crash_word(record) if sign.isalnum() or sign in " -")
+            when = strftime("%Y-%m-%d %H:%M:%S UTC", gmtime(record.wall_ms / 1000))
+            last = f"last crash {word} at {when}"
+            break
+    return f"{count(restarts, 'restart')}, {last}" if last else ""
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
 def open_policy_store(settings: StoreSettings, directory: str, host: str = "") -> Store:
@@ -180,7 +220,4 @@ def _decode(content: bytes, component: Component) -> Account:
 
 
 def _say_closed(path: str) -> str:
-    return (
-        f"The ledger's records cannot be read ({path}): be root, or join the group {VIEWERS}"
-        f" (usermod -aG {VIEWERS} USER, then log in again)."
-    )
+    return f"The ledger's records are not for this user to read ({path}): {JOIN}"

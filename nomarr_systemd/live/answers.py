@@ -8,6 +8,8 @@ docs/contract.md says is left out; nothing here raises.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import islice
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from nomarr_systemd.core.frames import PREFIX
@@ -21,6 +23,9 @@ MAX_FRAMES: Final = 4096
 MAX_FRAME_TEXT: Final = 4096
 _MOST: Final = 100  # texts in a list
 _WORD: Final = 40
+_LONGEST_S: Final = 1e9
+_LATEST_MS: Final = 1 << 50
+_LARGEST: Final = 1e15
 
 
 class LiveWorker(NamedTuple):
@@ -32,6 +37,17 @@ class LiveWorker(NamedTuple):
     job: str  # as it is, for scripts: the only text here that may not be printable
     invocation: str
     disagreement: str
+    progress_age_s: float | None = None
+    frame_age_s: float | None = None  # since the last frame
+    metrics: Mapping[str, float] = MappingProxyType({})  # of that frame
+
+
+class RunSaid(NamedTuple):
+    """What the supervisor knows of one run."""
+
+    label: str = ""  # why the supervisor ended it; empty if it did not
+    job: str = ""
+    bad_line: str = ""  # the last line on its pipe that was no frame, and what is wrong with it
 
 
 class JobsOutcome(NamedTuple):
@@ -70,7 +86,30 @@ def parse_worker(doc: Answer) -> LiveWorker:
         _find_job(doc),
         _text(doc.get("invocation")),
         _text(doc.get("disagreement"), _WORD),
+        _seconds(doc.get("progress_age_s")),
+        _seconds(doc.get("frame_age_s")),
+        _find_metrics(doc),
     )
+
+
+def _seconds(value: object) -> float | None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and 0 <= value <= _LONGEST_S else None  # type: ignore[arg-type,operator]
+
+
+def _number(value: object) -> float | None:
+    """A number that JSON and people can read."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < _LARGEST:
+        return None  # also NaN
+    return value
+
+
+def _find_metrics(doc: Answer) -> Mapping[str, float]:
+    metrics = doc.get("metrics")
+    if not isinstance(metrics, dict):
+        return {}
+    numbers = ((one_line(str(name), _WORD), _number(each)) for name, each in metrics.items())
+    return {name: number for name, number in islice(numbers, _MOST) if number is not None}
 
 
 def _find_job(doc: Answer) -> str:
@@ -88,9 +127,13 @@ def parse_labels(answer: Answer) -> dict[str, str]:
     return {run: label for run, each in labels.items() if (label := _text(each))}
 
 
-def parse_label(answer: Answer) -> tuple[str, str]:
-    """The label and the job of ``label``."""
-    return _text(answer.get("label")), _text(answer.get("job"), MAX_JOB)
+def parse_run(answer: Answer) -> RunSaid:
+    """The answer to ``label``."""
+    return RunSaid(
+        _text(answer.get("label")),
+        _text(answer.get("job"), MAX_JOB),
+        _text(answer.get("bad_line"), MAX_JOB),
+    )
 
 
 def parse_outcomes(answer: Answer) -> dict[str, JobsOutcome]:
@@ -110,18 +153,34 @@ def parse_outcomes(answer: Answer) -> dict[str, JobsOutcome]:
 
 
 def parse_frames(answer: Answer) -> list[dict[str, Any]]:
-    """The fields of each valid frame of ``blackbox``, oldest first."""
-    lines = answer.get("frames")
+    """The fields of each valid frame of ``blackbox``, oldest first, with ``received_ms`` if that
+    is known, and with the ``invocation`` that the supervisor saw if the worker named none."""
+    lines, received = (
+        value if isinstance(value := answer.get(name), list) else []
+        for name in ("frames", "received")
+    )
     found = []
-    for line in lines[-MAX_FRAMES:] if isinstance(lines, list) else ():
+    if len(lines) != len(received):
+        received = [None] * len(lines)  # an older supervisor
+    for line, seen in list(zip(lines, received, strict=True))[-MAX_FRAMES:]:
         if isinstance(line, str) and len(line) <= MAX_FRAME_TEXT:
             try:
                 fields = decode(line[len(PREFIX) :])
             except JsonError:
                 continue
             if isinstance(fields, dict):
-                found.append(clean_all(fields))
+                found.append(clean_all(fields) | _stamp(seen, fields.get("invocation")))
     return found
+
+
+def _stamp(seen: object, invocation: object) -> dict[str, Any]:
+    stamp: dict[str, Any] = {}
+    if isinstance(seen, dict):
+        if isinstance(at_ms := seen.get("at_ms"), int) and 0 <= at_ms < _LATEST_MS:
+            stamp["received_ms"] = at_ms
+        if not invocation and (run := _text(seen.get("invocation"))):
+            stamp["invocation"] = run
+    return stamp
 
 
 def parse_event(event: Answer) -> dict[str, Any]:

@@ -14,7 +14,9 @@ import time
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any, Final
 
+from nomarr_systemd.core.errors import NotPermitted
 from nomarr_systemd.core.json import JsonError, decode
+from nomarr_systemd.host.layout import JOIN
 from nomarr_systemd.live.protocol import SUBSCRIBE
 
 MAX_LINE: Final = 8 << 20  # one answer or event; a snapshot of 4,096 workers fits
@@ -109,6 +111,12 @@ def subscribe(
             yield from events
     finally:
         subscription.close()
+
+
+def check_access(path: str) -> None:
+    """NotPermitted if the socket is there and this user may not connect to it."""
+    if os.path.exists(path) and not os.access(path, os.W_OK):
+        raise NotPermitted(f"this user may not ask the supervisor ({path})", hint=JOIN)
 
 
 def ask(

@@ -10,7 +10,8 @@ from typing import Final, NamedTuple
 from nomarr_systemd.config.values import Config
 from nomarr_systemd.core.errors import StoreError
 from nomarr_systemd.core.ids import Component
-from nomarr_systemd.host.holds import Holds
+from nomarr_systemd.host import clock
+from nomarr_systemd.host.holds import Holds, make_pause
 from nomarr_systemd.host.scope import Scope, name_person
 from nomarr_systemd.live import client
 from nomarr_systemd.operate import controlling
@@ -75,13 +76,31 @@ class _Act:
         return Report(self.action, self.by, results, self._warnings)
 
 
-def pause(scope: Scope, config: Config, workers: Sequence[Component], tell: Tell) -> Report:
+class Span(NamedTuple):
+    """What a pause holds besides its workers, why, and for how long."""
+
+    pools: Sequence[str] = ()  # new workers of these begin paused; ALL: of every pool
+    reason: str = ""
+    for_s: float | None = None
+
+
+_PLAIN: Final = Span()
+
+
+def pause(
+    scope: Scope, config: Config, workers: Sequence[Component], tell: Tell, span: Span = _PLAIN
+) -> Report:
     """Let workers finish their job and keep them down. Returns when they are down or resumed."""
     act = _Act(scope, config, "pause")
+    until_ms = None if span.for_s is None else clock.now().wall_ms + round(span.for_s * 1000)
+    asked = make_pause(act.by, span.reason, until_ms)
     with controlling.alone(scope):
-        # The hold comes first: a worker that dies from here on stays down.
-        new = [worker for worker in workers if act.holds.pause(worker, act.by)]
-        act.record(new, "pause")
+        # The holds come first: a worker that dies or is added from here on stays down.
+        for pool in span.pools:
+            act.holds.switch(pool, asked)
+        new = [worker for worker in workers if act.holds.pause(worker, asked)]
+        act.record(new, "pause", span.reason)
+        controlling.arm_end_of_pauses(scope, config)
         units = [*map(timer_of, workers), *(each.unit for each in workers)]
         queue("stop", units, user=scope.user)
     resumed: list[Component] = []
@@ -99,12 +118,18 @@ def pause(scope: Scope, config: Config, workers: Sequence[Component], tell: Tell
     return act.report()
 
 
-def resume(scope: Scope, config: Config, workers: Sequence[Component]) -> Report:
-    """Let paused workers run again, and close the incidents that hold any of these."""
+def resume(
+    scope: Scope, config: Config, workers: Sequence[Component], pools: Sequence[str] = ()
+) -> Report:
+    """Let paused workers run again, and close the incidents that hold any of these. New workers
+    of ``pools`` may run, too."""
     act = _Act(scope, config, "resume")
-    pools = {each.pool for each in workers if controlling.is_incident(act.holds.read(each))}
-    ended = controlling.end_incidents(scope, config, sorted(pools), f"resumed by {act.by}")
+    elsewhere = [pool.name for pool in config.pools if pool.name not in pools]
+    hurt = {each.pool for each in workers if controlling.is_incident(act.holds.read(each))}
+    ended = controlling.end_incidents(scope, config, sorted(hurt), f"resumed by {act.by}")
     with controlling.alone(scope):
+        if pools:
+            act.holds.unswitch(pools, elsewhere)
         paused = [worker for worker in workers if act.holds.is_paused(worker)]
         shown = act.manager.show([each.unit for each in paused], FACTS)
         masked = [each for each in paused if shown[each.unit]["LoadState"] == "masked"]
@@ -173,6 +198,8 @@ def reset(
         act.manager.stop(map(timer_of, workers))
         act.manager.unmask(units)
         act.manager.reset_failed(units)
+        # It is down because a person wants that: else it would be started as one that failed.
+        act.manager.stop(worker.wanted_unit for worker in workers if not start)
         for worker in workers:
             act.holds.release(worker)
         _tell_supervisor(scope, workers)

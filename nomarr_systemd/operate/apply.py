@@ -10,19 +10,23 @@ import contextlib
 import json
 import os
 import pwd
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import nomarr_systemd
+from nomarr_systemd.config.store_url import SqliteUrl, parse_store_url
 from nomarr_systemd.config.values import Config
 from nomarr_systemd.core.errors import ConfigError, NomarrError, StoreError
 from nomarr_systemd.core.ids import Component
+from nomarr_systemd.host import clock
 from nomarr_systemd.host.configuration import as_stored, read_applied
 from nomarr_systemd.host.files import locked, remove, write_durably
 from nomarr_systemd.host.holds import Holds
 from nomarr_systemd.host.layout import LIBEXEC, make_directories, make_programs
 from nomarr_systemd.host.scope import Scope
+from nomarr_systemd.ledger.public import read_published
 from nomarr_systemd.operate import controlling, leftovers, store_check
 from nomarr_systemd.operate.waiting import FACTS, Tell, is_down, is_idle, wait_for
 from nomarr_systemd.systemd import unit_files
@@ -36,6 +40,8 @@ from nomarr_systemd.systemd.manager import (
 )
 
 PIPES_S = 20.0
+EXTRA_S = 15.0  # beyond the time of a stop; systemd kills what does not end by then
+_STOP_S = 90.0  # of workers whose pool is not known any more
 
 
 class Plan(NamedTuple):
@@ -48,6 +54,7 @@ class Plan(NamedTuple):
     restart: dict[Component, str]
     start: list[Component]
     concerns: list[store_check.Concern]  # about the store; apply refuses a bad one
+    before: Config | None  # what was applied before, if that can be read
 
     def __bool__(self) -> bool:
         parts = (self.changes, self.settings_differ, self.gone, self.restart, self.start)
@@ -68,7 +75,7 @@ def make_plan(scope: Scope, config: Config) -> Plan:
     owed = _read_owed(scope)
     restart = {}
     start = []
-    holds = Holds(scope.paths.hold)
+    holds, now_ms = Holds(scope.paths.hold), clock.now().wall_ms
     for worker in workers:
         facts = shown[worker.unit]
         run = facts["InvocationID"]
@@ -79,11 +86,23 @@ def make_plan(scope: Scope, config: Config) -> Plan:
             facts["ActiveState"] == "inactive"
             and facts["LoadState"] != "masked"
             and not holds.read(worker)
+            and not (
+                unit_files.dropin_of(worker) in changes.add
+                and holds.read_switch(worker.pool, now_ms)
+            )
+            and not has_finished(scope, worker, run)
         ):
             start.append(worker)
     differ = before != as_stored(config)
     concerns = store_check.find_concerns(scope, config)
-    return Plan(config, changes, differ, sorted(known - set(workers)), restart, start, concerns)
+    gone = sorted(known - set(workers))
+    return Plan(config, changes, differ, gone, restart, start, concerns, before)
+
+
+def has_finished(scope: Scope, worker: Component, run: str) -> bool:
+    """True if this run ended well, and on_clean_exit lets it stay so."""
+    last = read_published(scope.paths.public, worker).account.find_last(run) if run else None
+    return last is not None and (last.kind, last.action) == ("ended", "ignore")
 
 
 def _check_users(scope: Scope, config: Config) -> None:
@@ -105,11 +124,33 @@ def _check_users(scope: Scope, config: Config) -> None:
             raise ConfigError(f"{where}: {pool.user} is root", hint="name another user")
 
 
-def carry_out(scope: Scope, plan: Plan, say: Callable[[str], None], tell: Tell) -> None:
-    """Carry out the plan, or refuse it before anything is changed. ``say`` takes a line for each
-    step that is done, ``tell`` a line that says how far a wait has got."""
+def check_plan(scope: Scope, plan: Plan) -> None:
+    """Raise what ``carry_out`` would refuse the plan with; nothing is changed. A new store on a
+    server is not asked: that would make its collections."""
+    store_check.refuse(plan.concerns)
+    _verify(scope, plan.config)
+    is_server = not isinstance(parse_store_url(plan.config.store.url), SqliteUrl)
+    if is_server and plan.before is not None and plan.before.store == plan.config.store:
+        store_check.refuse(list(store_check.try_stores(scope, plan.config)))
+
+
+def _verify(scope: Scope, config: Config) -> None:
+    """Have systemd check the units; the programs that they name may not be there yet."""
+    if scope.libexec == LIBEXEC:
+        unit_files.verify(config, scope.paths, libexec=LIBEXEC)
+        return
+    with tempfile.TemporaryDirectory(prefix="nomarr-verify-") as directory:
+        make_programs(directory, search=[])
+        unit_files.verify(config, scope.paths, libexec=directory)
+
+
+def carry_out(scope: Scope, plan: Plan, say: Callable[[str], None], tell: Tell) -> list[Component]:
+    """Carry out the plan, or refuse it before anything is changed; return the workers that go on
+    with their job beyond the limit of a wait. ``say`` takes a line for each step that is done,
+    ``tell`` a line that says how far a wait has got."""
     libexec = scope.libexec
     store_check.refuse(plan.concerns)
+    _verify(scope, plan.config)
     make_directories(scope.paths)
     with _alone(scope):
         tried = list(store_check.try_stores(scope, plan.config))
@@ -119,40 +160,62 @@ def carry_out(scope: Scope, plan: Plan, say: Callable[[str], None], tell: Tell) 
         if libexec != LIBEXEC:
             package = os.path.dirname(os.path.abspath(nomarr_systemd.__file__))
             make_programs(libexec, search=[os.path.dirname(package)])
-        unit_files.verify(plan.config, scope.paths, libexec=libexec)
         manager = Manager(user=scope.user)
         if plan.restart:
             owed = {worker.instance: run for worker, run in plan.restart.items()}
             write_durably(_owed_file(scope), json.dumps(owed).encode(), mode=0o644)
         # Before their drop-ins are removed, which have the timeout of a stop.
-        _stop(scope, manager, plan.gone, say, tell)
-        unit_files.install(plan.changes)
+        stopping = _stop(scope, manager, plan, say, tell)
+        gone = [worker for worker in plan.gone if worker not in stopping]
+        kept = {unit_files.dropin_of(worker) for worker in stopping}
+        removed = tuple(name for name in plan.changes.remove if name not in kept)
+        unit_files.install(plan.changes._replace(remove=removed))
         resolved = json.dumps(plan.config.to_dict()).encode()
         write_durably(scope.paths.resolved, resolved, mode=0o644)
-        _forget(scope, plan)
+        _forget(scope, plan._replace(gone=gone))
+        _hold_new(scope, plan)
         manager.reload()
+        # A sandbox changes only with a new process; the supervisor's pipes are kept by systemd.
+        manager.restart_running(filter(plan.changes.concern, unit_files.STORE_USERS))
         manager.reload_or_start(SUPERVISOR)
         _wait_for_pipes(scope, plan.config, tell)
-        _restart(scope, manager, list(plan.restart), say, tell)
-        remove(_owed_file(scope))
+        busy = _restart(scope, manager, plan, say, tell)
+        if not busy:
+            remove(_owed_file(scope))
         _start(scope, manager, plan.start)
+    return [*stopping, *busy]
+
+
+def _patience_s(plan: Plan, workers: list[Component]) -> float:
+    """For how long workers are waited for: as long as each may take to stop, and a little more. A
+    worker that makes progress may extend its stop without end."""
+    pools = {pool.name: pool for pool in [*(plan.before or plan.config).pools, *plan.config.pools]}
+    found = [pools[each.pool].stop_timeout_s for each in workers if each.pool in pools]
+    return max(found, default=_STOP_S) + EXTRA_S
 
 
 def _stop(
     scope: Scope,
     manager: Manager,
-    gone: list[Component],
+    plan: Plan,
     say: Callable[[str], None],
     tell: Tell,
-) -> None:
+) -> list[Component]:
+    """Stop workers that are no longer configured; return those that still finish a job."""
+    gone = plan.gone
     if not gone:
-        return
+        return []
     names = [*map(timer_of, gone), *(worker.unit for worker in gone)]
     queue("stop", names, user=scope.user)
-    wait_for(manager, gone, lambda _, facts: is_down(facts), "stopping", tell)
+    limit_s = _patience_s(plan, gone)
+    down = wait_for(
+        manager, gone, lambda _, facts: is_down(facts), "stopping", tell, limit_s=limit_s
+    )
     # Before their accounts are removed: a failed unit without one would be booked as a failure.
-    manager.reset_failed([worker.unit for worker in gone])
-    say(f"stopped: {_list(gone)}")
+    manager.reset_failed([worker.unit for worker in down])
+    if down:
+        say(f"stopped: {_list(sorted(down))}")
+    return [worker for worker in gone if worker not in down]
 
 
 def _forget(scope: Scope, plan: Plan) -> None:
@@ -167,18 +230,33 @@ def _forget(scope: Scope, plan: Plan) -> None:
         controlling.forget(scope, plan.config, plan.gone)
 
 
+def _hold_new(scope: Scope, plan: Plan) -> None:
+    """Pause the workers that are added to a pool that is paused."""
+    holds, now_ms = Holds(scope.paths.hold), clock.now().wall_ms
+    for worker in plan.config.components():
+        switch = holds.read_switch(worker.pool, now_ms)
+        if switch and unit_files.dropin_of(worker) in plan.changes.add:
+            holds.pause(worker, switch)
+
+
 def _restart(
     scope: Scope,
     manager: Manager,
-    workers: list[Component],
+    plan: Plan,
     say: Callable[[str], None],
     tell: Tell,
-) -> None:
-    if workers:
-        queue("try-restart", [worker.unit for worker in workers], user=scope.user)
-        what = "restarting with new settings"
-        wait_for(manager, workers, lambda _, facts: is_idle(facts), what, tell)
-        say(f"restarted: {_list(workers)}")
+) -> list[Component]:
+    """Restart workers whose settings changed; return those that still finish a job."""
+    workers = list(plan.restart)
+    if not workers:
+        return []
+    queue("try-restart", [worker.unit for worker in workers], user=scope.user)
+    what = "restarting with new settings"
+    limit_s = _patience_s(plan, workers)
+    done = wait_for(manager, workers, lambda _, facts: is_idle(facts), what, tell, limit_s=limit_s)
+    if done:
+        say(f"restarted: {_list(sorted(done))}")
+    return [worker for worker in workers if worker not in done]
 
 
 def _start(scope: Scope, manager: Manager, workers: list[Component]) -> None:
@@ -221,9 +299,7 @@ def _read_before(scope: Scope) -> Config | None:
     """Return what was applied before; None if there is nothing, or if it is damaged."""
     try:
         return read_applied(scope.paths)
-    except ConfigError as error:
-        if isinstance(error.__cause__, PermissionError):
-            raise
+    except ConfigError:
         return None
 
 

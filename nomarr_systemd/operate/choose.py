@@ -53,7 +53,7 @@ def choose_pool(config: Config, name: str | None) -> str:
     if name in known:
         return name
     if name is not None:
-        raise BadName(
+        raise NoSuchWorker(
             f"there is no pool {quote(name)}",
             hint=ask_for(name, known) or f"pools are {', '.join(known) or 'not configured yet'}",
         )

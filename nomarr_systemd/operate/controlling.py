@@ -10,10 +10,11 @@ from contextlib import closing, contextmanager
 from typing import NamedTuple
 
 from nomarr_systemd.config.values import Config
-from nomarr_systemd.controller.main import end_incident
+from nomarr_systemd.controller.main import arm_next_end, end_incident
 from nomarr_systemd.controller.main import reconcile as run_reconcile
 from nomarr_systemd.controller.site import Site
 from nomarr_systemd.core.account import Account
+from nomarr_systemd.core.errors import NotPermitted
 from nomarr_systemd.core.ids import Component
 from nomarr_systemd.core.incident import INCIDENT
 from nomarr_systemd.core.text import one_line
@@ -72,6 +73,12 @@ def read_accounts(scope: Scope, config: Config) -> list[Account]:
         return site.ledger.accounts()
 
 
+def arm_end_of_pauses(scope: Scope, config: Config) -> None:
+    """Have the reconciler run when the next pause ends."""
+    with _open(scope, config) as site:
+        arm_next_end(site)
+
+
 def is_incident(held: str) -> bool:
     """True if an incident is the reason of this hold."""
     return held.startswith(INCIDENT)
@@ -109,6 +116,8 @@ def reconcile(scope: Scope, config: Config) -> tuple[int, list[Unfinished]]:
 def _open(scope: Scope, config: Config) -> Iterator[Site]:
     """Yield the installation as the controller uses it. Meanwhile root has the group of the state
     directory, since that group reads the published accounts."""
+    if not scope.user and os.geteuid() != 0:
+        raise NotPermitted("only root may use the ledger", hint="use sudo")
     group = os.getegid()
     with closing(Site(scope.paths, config, Manager(user=scope.user))) as site:
         if not scope.user and os.geteuid() == 0:

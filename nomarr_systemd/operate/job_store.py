@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager
 
 from nomarr_systemd.config.store_url import SqliteUrl, parse_store_url
 from nomarr_systemd.config.values import StoreSettings
-from nomarr_systemd.core.errors import NomarrError
+from nomarr_systemd.core.errors import NomarrError, NotPermitted
 from nomarr_systemd.host.ownership import find_exposed
 from nomarr_systemd.jobs.settlement import clear_pool
 from nomarr_systemd.store.open import open_work_store
@@ -30,6 +30,8 @@ def open_as_owner(settings: StoreSettings) -> Iterator[Store]:
             import nomarr_systemd.store.sqlite.store  # noqa: F401
 
             _become_owner(f"{parsed.directory}/work")
+        elif isinstance(parsed, SqliteUrl) and not os.access(f"{parsed.directory}/work", os.W_OK):
+            _refuse_stranger(f"{parsed.directory}/work")
         with closing(open_work_store(settings)) as store:
             yield store
     finally:
@@ -43,6 +45,12 @@ def forget_pool_failure(settings: StoreSettings, pool: str) -> None:
     """Clear the failure of the pool, and set its count of crashes to zero."""
     with open_as_owner(settings) as store:
         clear_pool(store, pool)
+
+
+def _refuse_stranger(directory: str) -> None:
+    """NotPermitted if the directory is there: this user may not write it."""
+    if os.path.exists(directory):
+        raise NotPermitted(f"this user may not change the jobs in {directory}", hint="use sudo")
 
 
 def _become_owner(directory: str) -> None:

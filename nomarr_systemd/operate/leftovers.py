@@ -83,10 +83,13 @@ def _loaded(*, user: bool) -> list[str]:
     patterns = [f"{UNIT_PREFIX}*{UNIT_SUFFIX}", f"{_RESTART}*"]
     try:
         done = subprocess.run(
-            [*command, *patterns], capture_output=True, text=True, check=True, timeout=_TIMEOUT_S
+            [*command, *patterns], capture_output=True, text=True, check=False, timeout=_TIMEOUT_S
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise ManagerError(f"systemctl list-units: {error}") from error
+    if done.returncode:
+        said = done.stderr.strip().partition("\n")[0] or f"exit status {done.returncode}"
+        raise ManagerError(f"systemctl list-units: {said}", hint="is systemd running?")
     rows = [line.split(None, 4) for line in done.stdout.splitlines()]
     return [row[0] for row in rows if len(row) >= 3 and row[2] != "inactive"]
 

@@ -4,15 +4,16 @@ three does not answer or is damaged, a field says so and the others are still fi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from nomarr_systemd.config.values import Config
 from nomarr_systemd.core import account as book_keeping
-from nomarr_systemd.core.account import Account
-from nomarr_systemd.core.death import name_signal
+from nomarr_systemd.core.account import Account, Statistics
 from nomarr_systemd.core.ids import Component
-from nomarr_systemd.core.ledger_record import DECISIONS, Record
+from nomarr_systemd.core.ledger_record import DECISIONS, Record, crash_word
+from nomarr_systemd.core.policy import LastChance, Rules, find_last_chance
 from nomarr_systemd.core.time import Moment, age_ms
 from nomarr_systemd.host import clock
 from nomarr_systemd.host.holds import Holds
@@ -63,6 +64,10 @@ class View(NamedTuple):
     last: Record | None
     last_age_ms: int | None
     ledger_problem: str = ""
+    last_chance: LastChance = ""  # the limit that the next failure would break: then it is masked
+    last_frame_wall_ms: int | None = None
+    metrics: Mapping[str, float] = MappingProxyType({})  # of its last frame
+    statistics: Statistics = Statistics(0, 0, 0, 0.0, 0)
 
     @property
     def state(self) -> str:
@@ -105,11 +110,15 @@ class View(NamedTuple):
                 "used": None if self.ledger_problem else self.lifetime_used,
                 "limit": self.lifetime_limit or None,
             },
+            "last_chance": self.last_chance or None,
             "next_restart_in_s": None
             if self.next_restart_ms is None
             else self.next_restart_ms / 1000,
             "failure_reason": self.failure_reason or None,
             "ledger_problem": self.ledger_problem or None,
+            "last_frame_wall_ms": self.last_frame_wall_ms,
+            "metrics": dict(self.metrics) or None,
+            "statistics": None if self.ledger_problem else describe_statistics(self.statistics),
             "last_crash": last
             and {
                 "class": last.kind,
@@ -162,6 +171,15 @@ def gather(scope: Scope, config: Config, workers: Sequence[Component]) -> Overvi
     )
 
 
+def describe_statistics(statistics: Statistics) -> dict[str, Any]:
+    """The totals of an account, for scripts."""
+    return {
+        "total_restarts": statistics.total_restarts,
+        "restarts_per_hour": round(statistics.rate_per_s * 3600, 3),
+        "recoveries": statistics.recoveries,
+    }
+
+
 def last_failure(account: Account) -> Record | None:
     """The newest record of a death."""
     found = (each for each in reversed(account.records) if each.action in DECISIONS and each.kind)
@@ -177,14 +195,20 @@ def due_in_ms(record: Record, now: Moment) -> int:
     return max(0, left)
 
 
-def crash_word(record: Record) -> str:
-    """A death in one or two words: ``exit 1``, ``SIGSEGV``, ``oom``, ``watchdog``."""
-    if record.kind == "exit":
-        return f"exit {record.code}"
-    if record.kind in ("signal", "core-dump"):
-        name = name_signal(-record.code)
-        return f"signal {name}" if name.lstrip("-").isdigit() else f"SIG{name}"
-    return record.kind
+def _last_chance_of(account: Account, rules: Rules, now: Moment) -> LastChance:
+    """Return the limit that the next failure would break; "" for a worker that never failed."""
+    if not account.restart_count:
+        return ""
+    window_used = book_keeping.statistics(account, rules.window_s, now).window_restarts
+    lifetime_used = book_keeping.count_lifetime(account, rules, now)
+    return find_last_chance(window_used, lifetime_used, rules)
+
+
+def describe_last_chance(limit: LastChance) -> str:
+    """Return what a failure would lead to that breaks this limit."""
+    soon = "another failure too soon" if limit == "window" else "the next failure"
+    where = "in its window" if limit == "window" else "of its lifetime"
+    return f"no restart is left {where}, and {soon} masks it"
 
 
 def _view(
@@ -199,6 +223,7 @@ def _view(
     account = published.account
     rules = config.rules_for(worker)
     stats = book_keeping.statistics(account, rules.window_s, now)
+    is_masked = facts["LoadState"] == "masked"
     last = last_failure(account)
     is_waiting = (
         facts["ActiveState"] == "failed"
@@ -226,13 +251,19 @@ def _view(
         stats.window_restarts,
         rules.max_restarts,
         rules.window_s,
-        stats.lifetime_restarts,
+        book_keeping.count_lifetime(account, rules, now),
         rules.max_lifetime_restarts,
         due_in_ms(last, now) if is_waiting and last else None,
         account.failure_reason or "",
         last,
         age_ms(last.moment, now) if last else None,
         published.problem,
+        "" if is_masked or published.problem else _last_chance_of(account, rules, now),
+        now.wall_ms - round(said.frame_age_s * 1000)
+        if said and is_up and said.frame_age_s is not None
+        else None,
+        said.metrics if said and is_up else {},
+        stats,
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from nomarr_systemd.config.settings import POLICY, check, convert, explain_unknown
+from nomarr_systemd.core.account import RING
 from nomarr_systemd.core.errors import BadName
 from nomarr_systemd.core.ids import Component
 from nomarr_systemd.core.policy import Rules
@@ -49,6 +50,8 @@ def read_settings(texts: Sequence[str]) -> dict[str, Any]:
 def change(rules: Rules, settings: dict[str, Any]) -> Rules:
     """The rules with these settings, or BadName if they do not fit each other."""
     changed = rules._replace(**settings)
+    if changed.lifetime_days and changed.max_lifetime_restarts > RING:
+        raise BadName(f"with lifetime_days max_lifetime_restarts must not be above {RING}")
     if changed.backoff_base_s > changed.backoff_max_s:
         raise BadName(
             f"backoff_base_s ({changed.backoff_base_s:g}) must not be above backoff_max_s"
@@ -76,6 +79,7 @@ def to_json(replays: Sequence[Replayed], settings: dict[str, Any]) -> dict[str, 
         "recorded": _sum_to_json(recorded),
         "simulated": _sum_to_json(simulated),
         "saved_s": (recorded.down_ms - simulated.down_ms) / 1000,
+        "saved_at_least_s": (recorded.down_ms - simulated.down_ms - simulated.unknown_ms) / 1000,
         "workers": [
             {
                 "component": each.worker.component_id,
@@ -99,6 +103,7 @@ def to_json(replays: Sequence[Replayed], settings: dict[str, Any]) -> dict[str, 
                             "action": step.action,
                             "delay_s": step.delay_ms / 1000,
                             "down_s": step.would_be_down_ms / 1000,
+                            "unknown_s": step.unknown_ms / 1000,
                             "reason": step.reason,
                         },
                     }
@@ -116,4 +121,5 @@ def _sum_to_json(total: Sum) -> dict[str, Any]:
         "masks": total.masks,
         "not_run": total.not_run,
         "down_s": total.down_ms / 1000,
+        "unknown_s": total.unknown_ms / 1000,
     }

@@ -8,7 +8,14 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Final, Literal, NamedTuple
 
-from nomarr_systemd.config.store_url import ArangoUrl, SqliteUrl, is_local, parse_store_url
+from nomarr_systemd.config.store_url import (
+    PostgresUrl,
+    ServerUrl,
+    SqliteUrl,
+    engine_of,
+    is_local,
+    parse_store_url,
+)
 from nomarr_systemd.config.values import Config
 from nomarr_systemd.core.errors import NomarrError, StoreError, StoreRefused, StoreUnavailable
 from nomarr_systemd.host.access import may_read
@@ -16,7 +23,7 @@ from nomarr_systemd.host.machine import UNKNOWN, host_of
 from nomarr_systemd.host.scope import Scope
 from nomarr_systemd.operate import controlling
 from nomarr_systemd.operate.job_store import open_as_owner
-from nomarr_systemd.store.open import import_arango
+from nomarr_systemd.store.open import import_driver
 from nomarr_systemd.store.protocol import POLICY_LEDGER
 
 _USER: Final = "nomarr"  # the user of the workers, unless the pool names another
@@ -35,7 +42,7 @@ def find_concerns(scope: Scope, config: Config) -> list[Concern]:
     parsed = parse_store_url(config.store.url)
     if isinstance(parsed, SqliteUrl):
         return list(_check_directory(scope, parsed.directory))
-    return [*_check_server(config, parsed), *_check_passwords(scope, config)]
+    return [*_check_server(config, parsed), *_check_passwords(scope, config, parsed)]
 
 
 def try_stores(scope: Scope, config: Config) -> Iterator[Concern]:
@@ -43,14 +50,20 @@ def try_stores(scope: Scope, config: Config) -> Iterator[Concern]:
     or a right that is wrong shows here and not in a service that cannot start."""
     parsed = parse_store_url(config.store.url)
     yield from _try("the ledger", lambda: controlling.open_ledger(scope, config))
-    if isinstance(parsed, ArangoUrl):
+    if not isinstance(parsed, SqliteUrl):
         may_read_ledger: list[bool] = []
         yield from _try("the jobs' store", lambda: may_read_ledger.append(_open_jobs(config)))
         if any(may_read_ledger):
-            user, database = config.store.work_user, parsed.database
-            text = f"in ArangoDB {user!r} has a right to the ledger's collections"
-            grant = f'grantCollection("{user}", "{database}", "{POLICY_LEDGER}", "none")'
-            yield Concern("warn", text, f'in arangosh: require("@arangodb/users").{grant}')
+            yield _warn_of_rights(config.store.work_user, parsed)
+
+
+def _warn_of_rights(user: str, url: ServerUrl) -> Concern:
+    text = f"in {engine_of(url).title} {user!r} has a right to the ledger's documents"
+    if isinstance(url, PostgresUrl):
+        revoke = f'REVOKE ALL ON SCHEMA nomarr_policy FROM PUBLIC, "{user}"'
+        return Concern("warn", text, f"{revoke}; it must be no superuser or member of {url.user!r}")
+    grant = f'grantCollection("{user}", "{url.database}", "{POLICY_LEDGER}", "none")'
+    return Concern("warn", text, f'in arangosh: require("@arangodb/users").{grant}')
 
 
 def refuse(concerns: list[Concern]) -> None:
@@ -93,9 +106,9 @@ def _check_directory(scope: Scope, directory: str) -> Iterator[Concern]:
         yield Concern("bad", f"there is no directory {work} for the jobs", mend)
 
 
-def _check_server(config: Config, parsed: ArangoUrl) -> Iterator[Concern]:
+def _check_server(config: Config, parsed: ServerUrl) -> Iterator[Concern]:
     try:
-        import_arango()
+        import_driver(parsed)
     except NomarrError as error:
         yield Concern("bad", str(error), error.hint)
     if host_of(config.store.url) == UNKNOWN:
@@ -104,15 +117,16 @@ def _check_server(config: Config, parsed: ArangoUrl) -> Iterator[Concern]:
     far = [host for host, _ in parsed.hosts if not is_local(host)]
     if far and not parsed.tls:
         text = f"the connection to {far[0]} is not encrypted: the password crosses the network"
-        yield Concern("warn", text, "write arangodb+tls:// in [store] url")
+        yield Concern("warn", text, f"write {engine_of(parsed).scheme}+tls:// in [store] url")
 
 
-def _check_passwords(scope: Scope, config: Config) -> Iterator[Concern]:
+def _check_passwords(scope: Scope, config: Config, parsed: ServerUrl) -> Iterator[Concern]:
     """Only root may read the ledger's password; the users of workers must be able to read that
     of the jobs. In a user's own installation all programs run as that user."""
     store = config.store
     if not store.work_user:
-        text = "workers would need the ledger's password: ArangoDB has no user for the jobs"
+        title = engine_of(parsed).title
+        text = f"workers would need the ledger's password: {title} has no user for the jobs"
         yield Concern("bad", text, "set work_user and work_password_file under [store]")
     if scope.user or os.geteuid() != 0:
         return

@@ -1,7 +1,8 @@
 """Waiting for systemd's jobs.
 
-systemd bounds every job by the unit's own timeouts, so there is no other bound here. A person who
-interrupts the wait leaves the jobs to systemd, which finishes them.
+systemd bounds every job by the unit's own timeouts, which a worker may extend again and again: a
+caller that must go on sets a limit. What is left then, or when a person interrupts the wait,
+systemd finishes.
 """
 
 from __future__ import annotations
@@ -35,8 +36,12 @@ def wait_for(
     is_done: Callable[[Component, Facts], bool],
     what: str,
     tell: Tell,
+    *,
+    limit_s: float | None = None,
 ) -> dict[Component, Facts]:
-    """Return when ``is_done`` holds for each worker, with what systemd said of each then."""
+    """Return when ``is_done`` holds for each worker, with what systemd said of each then; after
+    ``limit_s``, those for which it holds."""
+    ends = None if limit_s is None else time.monotonic() + limit_s
     found: dict[Component, Facts] = {}
     left = list(workers)
     pause_s = _FIRST_S
@@ -45,6 +50,8 @@ def wait_for(
         found |= {each: shown[each.unit] for each in left if is_done(each, shown[each.unit])}
         left = [each for each in left if each not in found]
         if left:
+            if ends is not None and time.monotonic() >= ends:
+                return found
             names = ", ".join(each.instance for each in left[:4])
             more = " …" if len(left) > 4 else ""
             tell(f"{what}: {len(found)} of {len(workers)} ({names}{more})")

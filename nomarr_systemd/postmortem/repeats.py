@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from nomarr_systemd.core.account import Account
 from nomarr_systemd.core.ledger_record import DECISIONS, Record
-from nomarr_systemd.postmortem.report_model import DeathFacts, Repeats
+from nomarr_systemd.postmortem.report_model import NEVER_BEGAN, DeathFacts, Repeats
 from nomarr_systemd.postmortem.run_log import JournalTerms, read_end
-from nomarr_systemd.postmortem.stack_traces import Trace, fingerprint
+from nomarr_systemd.postmortem.stack_traces import ANY_CODE, Trace, fingerprint
 from nomarr_systemd.systemd.journal_reader import Journal
 
 
@@ -17,7 +17,7 @@ def choose_trace(kind: str, traces: tuple[Trace, ...]) -> tuple[Trace | None, bo
     tracebacks long before; the stacks of faulthandler or systemd-coredump are those of its end.
     """
     last = {trace.kind: trace for trace in traces}
-    if kind == "start-job":
+    if kind in NEVER_BEGAN:
         return None, False  # a trace here is from the run before
     if kind in ("exit", "config"):
         trace = last.get("traceback") or last.get("stacks") or last.get("native")
@@ -28,9 +28,15 @@ def choose_trace(kind: str, traces: tuple[Trace, ...]) -> tuple[Trace | None, bo
 
 
 def count_repeats(
-    account: Account, journal: Journal, terms: JournalTerms, death: DeathFacts, mark: str
+    account: Account,
+    journal: Journal,
+    terms: JournalTerms,
+    death: DeathFacts,
+    booked: str,
+    mark: str,
 ) -> Repeats | None:
-    """Compare with every death on record, as far as the journal and the time limit allow."""
+    """Compare with every death on record, as far as the journal and the time limit allow.
+    ``booked`` is the class that the ledger has for this death."""
     records = [each for each in account.records if each.action in DECISIONS and each.kind]
     deaths = len(records)
     if not records:
@@ -40,9 +46,9 @@ def count_repeats(
     count, unknown = 1, 0
     first_ms = last_ms = death.at_ms
     for each in reversed(records):
-        if each.invocation == death.invocation or each.kind != death.kind:
+        if each.invocation == death.invocation or each.kind != booked:
             continue
-        if each.code != death.code:
+        if each.code != death.code and booked not in ANY_CODE:
             continue
         same = _is_same(journal, terms, each, mark)
         if same is None:
@@ -55,7 +61,7 @@ def count_repeats(
 
 def _is_same(journal: Journal, terms: JournalTerms, record: Record, mark: str) -> bool | None:
     """Return whether a death on record has this fingerprint; None if the journal has lost it."""
-    if record.kind == "start-job":
+    if record.kind in NEVER_BEGAN:
         return True
     if journal.cut_short:
         return None
@@ -71,7 +77,8 @@ def _is_same(journal: Journal, terms: JournalTerms, record: Record, mark: str) -
     )
     if log is None:
         return None
-    if not log.lines and mark != fingerprint(record.kind, record.code, None):
-        return None  # its trace may have been lost
     trace, is_cause = choose_trace(record.kind, log.traces)
+    can_be_lost = not log.lines or record.kind == "core-dump"
+    if trace is None and can_be_lost and mark != fingerprint(record.kind, record.code, None):
+        return None  # its trace may have been lost
     return fingerprint(record.kind, record.code, trace if is_cause else None) == mark

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import socket
 import textwrap
 from collections.abc import Callable, Iterator
 from typing import Any, Final
@@ -11,6 +11,8 @@ from nomarr_systemd.core.ledger_record import Record
 from nomarr_systemd.core.text import clean, describe_ms
 from nomarr_systemd.core.time import age_ms
 from nomarr_systemd.postmortem.advice import advise
+from nomarr_systemd.postmortem.moments import show_clock, show_moment, show_zone
+from nomarr_systemd.postmortem.present import describe_doing, describe_now
 from nomarr_systemd.postmortem.report_model import Report
 from nomarr_systemd.postmortem.run_log import Line
 from nomarr_systemd.postmortem.witnesses import Witnesses
@@ -23,9 +25,10 @@ _NAME_WIDTH: Final = 10
 _FRAME_FIELDS: Final = frozenset(
     [
         *("component_id", "seq", "status", "phase", "job", "progress_age_s", "pid", "invocation"),
-        *("metrics", "recover_for_s"),
+        *("metrics", "recover_for_s", "received_ms"),
     ]
 )
+_RUNTIME: Final = "/nomarr_systemd/worker/"  # in a stack: our runtime, not the worker's own code
 _HEALTH_KINDS: Final = ("watchdog", "stale", "invalid-heartbeat", "recovery-timeout")
 
 
@@ -48,6 +51,11 @@ def to_json(report: Report) -> dict[str, Any]:
             "held": witnesses.hold or None,
             "failure_reason": witnesses.account.failure_reason,
             "line": report.now,
+            **_describe_run(witnesses),
+        },
+        "statistics": {
+            "total_restarts": witnesses.account.total_restarts,
+            "recoveries": witnesses.account.recoveries,
         },
         "death": death and death.to_dict(),
         "trace": trace
@@ -75,6 +83,20 @@ def to_json(report: Report) -> dict[str, Any]:
         "needs": list(report.broken),
         "notes": list(report.notes),
         "advice": [each._asdict() for each in advise(report)],
+    }
+
+
+def _describe_run(witnesses: Witnesses) -> dict[str, Any]:
+    """The main process of the run, and its last frame; nulls if it does not run."""
+    live = witnesses.live if witnesses.is_running else None
+    age_s = live.frame_age_s if live else None
+    pid = int(witnesses.facts.get("ExecMainPID") or 0) if witnesses.is_running else 0
+    return {
+        "pid": pid or None,
+        "last_frame_wall_ms": None
+        if age_s is None
+        else witnesses.now.wall_ms - round(age_s * 1000),
+        "metrics": (dict(live.metrics) or None) if live else None,
     }
 
 
@@ -158,24 +180,12 @@ def render(
         hidden=len(lines) - len(shown),
         frames=report.frames[-FRAMES_SHOWN:],
         advice=advise(report),
-        facts=list(_list_facts(report)),
+        facts=list(_list_facts(report, absolute=environment.autoescape is True)),
         made=show_moment(report.witnesses.now.wall_ms),
+        zone=show_zone(report.witnesses.now.wall_ms),
+        host=clean(socket.gethostname(), 100),
+        is_own=lambda line: _RUNTIME in line,
     )
-
-
-def show_moment(wall_ms: int) -> str:
-    """Return wall time as local time, to the second."""
-    return _local(wall_ms).strftime("%Y-%m-%d %H:%M:%S")
-
-
-def show_clock(wall_us: int) -> str:
-    """Return wall time as local time of day, to the millisecond."""
-    return _local(wall_us // 1000).strftime("%H:%M:%S.%f")[:-3]
-
-
-def _local(wall_ms: int) -> datetime.datetime:
-    bounded = min(max(wall_ms, 0), 253_000_000_000_000)  # a clock may have been set to anything
-    return datetime.datetime.fromtimestamp(bounded / 1000).astimezone()
 
 
 def show_size(size: int) -> str:
@@ -184,7 +194,8 @@ def show_size(size: int) -> str:
 
 def show_frame(fields: dict[str, Any]) -> str:
     """Return one frame as a line; unknown fields are shown as they are."""
-    parts = []
+    at_ms = fields.get("received_ms")
+    parts = [show_clock(at_ms * 1000)] if isinstance(at_ms, int) else []
     for name in ("seq", "status", "phase", "job", "progress_age_s"):
         value = fields.get(name)
         if value is None:
@@ -205,19 +216,23 @@ def show_frame(fields: dict[str, Any]) -> str:
     return clean("  ".join(parts).replace("\n", " "), 300)
 
 
-def _list_facts(report: Report) -> Iterator[tuple[str, str]]:
-    """Yield the short facts, each with its name."""
+def _list_facts(report: Report, *, absolute: bool) -> Iterator[tuple[str, str]]:
+    """Yield the short facts, each with its name; ``absolute``: without ages."""
     death, dump = report.death, report.coredump
     if death:
-        ago = describe_ms(max(0, report.witnesses.now.wall_ms - death.at_ms))
+        ago = "" if absolute else f" ({describe_ms(_find_age_ms(report, death.at_ms))} ago)"
         ran = death.run_ms is not None and not death.never_ran
         after = f", after a run of {describe_ms(death.run_ms or 0)}" if ran else ""
-        yield "when", f"{show_moment(death.at_ms)} ({ago} ago){after}"
-        yield "class", death.kind + (f", code {death.code}" if death.kind != "start-job" else "")
+        yield "when", f"{show_moment(death.at_ms)}{ago}{after}"
+        yield "class", death.kind + ("" if death.never_ran else f", code {death.code}")
         if death.invocation:
             yield "run", death.invocation
         if death.job:
             yield "job", death.job
+        if death.phase:
+            yield "phase", death.phase
+        if death.bad_line:
+            yield "bad line", death.bad_line
         age_s = death.progress_age_s
         if age_s is not None and (age_s >= 1 or death.kind in _HEALTH_KINDS):
             age = describe_ms(int(min(max(age_s, 0), 1e9) * 1000))
@@ -232,7 +247,17 @@ def _list_facts(report: Report) -> Iterator[tuple[str, str]]:
         yield "core dump", f"coredumpctl info {dump.pid}{kept}"
     for need in report.broken:
         yield "needs", need
-    yield "now", report.now
+    yield "now", describe_now(report.witnesses, absolute=True) if absolute else report.now
+    if doing := describe_doing(report.witnesses, absolute=absolute):
+        yield "doing", doing
+
+
+def _find_age_ms(report: Report, at_ms: int) -> int:
+    """Return the age of a death: within this boot by the time since boot, which nobody can set."""
+    record, now = report.record, report.witnesses.now
+    if record and record.boot_id == now.boot_id:
+        return age_ms(record.moment, now)
+    return max(0, now.wall_ms - at_ms)
 
 
 def _without_trace(report: Report) -> list[Line]:
@@ -257,27 +282,3 @@ def _wrap(text: str, width: int, first: str, others: str, *, anywhere: bool = Fa
         break_long_words=anywhere,
         break_on_hyphens=False,
     )
-
-
-def describe_now(witnesses: Witnesses) -> str:
-    """Return the state of the worker now, in one line."""
-    state = witnesses.facts.get("ActiveState", "")
-    if witnesses.is_masked:
-        reason = witnesses.account.failure_reason
-        if reason:
-            return f"masked, and stays down until it is reset: {reason}"
-        return "masked, but not by a decision on record: it was masked by hand"
-    if witnesses.facts.get("LoadState") == "not-found":
-        return "there is no unit of that name: nomarrctl apply installs it"
-    if witnesses.is_running:
-        since_ms = witnesses.wall_ms_of("ActiveEnterTimestampMonotonic")
-        ago = f" for {describe_ms(max(0, witnesses.now.wall_ms - since_ms))}" if since_ms else ""
-        said = f", {witnesses.live.status}" if witnesses.live and witnesses.live.status else ""
-        return f"{'running' if state == 'active' else state}{ago}{said}"
-    if witnesses.hold:
-        return f"held: {witnesses.hold}"
-    last = next((each for each in reversed(witnesses.account.records) if each.kind), None)
-    if last and (last.action, last.effect) == ("restart", "scheduled") and witnesses.is_failed:
-        left_ms = last.delay_ms - age_ms(last.moment, witnesses.now)
-        return f"failed; it is restarted in {describe_ms(max(0, left_ms))}"
-    return {"failed": "failed", "inactive": "not running"}.get(state, state or "unknown")

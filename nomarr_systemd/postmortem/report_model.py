@@ -12,6 +12,7 @@ from nomarr_systemd.postmortem.run_log import Coredump, Line
 from nomarr_systemd.postmortem.stack_traces import Trace
 from nomarr_systemd.postmortem.witnesses import Witnesses
 
+NEVER_BEGAN: Final = ("start-job", "dependency")
 _NEVER_RAN: Final = range(200, 244)  # exit statuses of systemd: it could not execute the program
 
 
@@ -24,6 +25,10 @@ class DeathFacts(NamedTuple):
     memory_peak: int = 0  # bytes; 0: unknown
     memory_max: str = ""
     progress_age_s: float | None = None
+    phase: str = ""  # of its last frame
+    bad_line: str = ""  # the last line on its pipe that was no frame, and what is wrong with it
+    forks_refused: bool = False  # by the kernel: TasksMax= was reached
+    system_call: int | None = None  # the forbidden one, by the kernel
 
     @property
     def invocation(self) -> str:
@@ -47,7 +52,7 @@ class DeathFacts(NamedTuple):
 
     @property
     def never_ran(self) -> bool:
-        return self.kind == "start-job" or (self.kind == "exit" and self.code in _NEVER_RAN)
+        return self.kind in NEVER_BEGAN or (self.kind == "exit" and self.code in _NEVER_RAN)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields of ``death`` in docs/json.md#why."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from nomarr_systemd.core.death import name_signal
@@ -29,7 +30,9 @@ from nomarr_systemd.systemd.journal_reader import (
 _MAX_LINES: Final = 2000
 _MAX_TEXT: Final = 1000
 _GRACE_US: Final = 5_000_000  # a line may be late; that of systemd-coredump always is
-_OOM: Final = re.compile(r"Killed process [0-9]+ .*?anon-rss:([0-9]{1,15})kB")
+_COREDUMP_SLICE: Final = r"_SYSTEMD_SLICE=system-systemd\x2dcoredump.slice"
+_INVOCATION: Final = re.compile(r"^INVOCATION_ID=[0-9a-f]{32}$", re.MULTILINE)
+_KILLING: Final = re.compile(r"\S+: Killing process [0-9]+ \(.*\) with signal ")
 
 
 class JournalTerms(NamedTuple):
@@ -78,8 +81,10 @@ class JournalTerms(NamedTuple):
         return [[f"_UID={uid}", f"NOMARR_INVOCATION_ID={run}"]]
 
     def of_coredump(self) -> Terms:
+        """Entries of systemd-coredump. It writes them as another user than root, so they are known
+        by the slice that it runs in: journald adds that, and no worker can be there."""
         field = "COREDUMP_USER_UNIT" if self.user else "COREDUMP_UNIT"
-        return [["_UID=0", f"MESSAGE_ID={COREDUMP}", f"{field}={self.component.unit}"]]
+        return [[_COREDUMP_SLICE, f"MESSAGE_ID={COREDUMP}", f"{field}={self.component.unit}"]]
 
     def of_dropping(self) -> Terms:
         return [["_TRANSPORT=driver", f"MESSAGE_ID={DROPPED}"]]
@@ -114,6 +119,7 @@ class RunLog(NamedTuple):
     memory_peak: int = 0
     dropped: int = 0
     coredump: Coredump | None = None
+    pids: frozenset[int] = frozenset()  # processes of the worker that logged something
 
 
 def read_run(
@@ -140,7 +146,7 @@ def read_run(
     log = _collect(terms, entries, began_us)
     since_us = began_us or (entries[0].wall_us if entries else near_us)
     if since_us:
-        log = _add_losses(journal, terms, log, since_us, until_us)
+        log = _add_losses(journal, terms, log, run, since_us, until_us)
     return log
 
 
@@ -153,13 +159,18 @@ def read_end(
     # Not before its start: a part of the previous trace would make another fingerprint.
     since_us = max(since_us, managed[0].wall_us if managed else 0)
     entries += journal.read_back(
-        [*terms.of_worker(), *terms.of_coredump()],
+        terms.of_worker(),
         limit=300,
         since_us=since_us,
         until_us=until_us,
-        wanted=lambda entry: entry.message_id == COREDUMP or _is_unplaced(terms, entry),
+        wanted=lambda entry: _is_unplaced(terms, entry),
     )
-    return _collect(terms, entries, since_us) if entries or managed else None
+    if not entries and not managed:
+        return None
+    log = _collect(terms, entries, since_us)
+    if dump := _find_coredump(journal, terms, run, since_us, until_us):
+        log = log._replace(traces=(*log.traces, *recognise(clean_lines(dump.text))))
+    return log
 
 
 def _is_unplaced(terms: JournalTerms, entry: Entry) -> bool:
@@ -197,14 +208,26 @@ def _find_end(
 def _collect(terms: JournalTerms, entries: list[Entry], began_us: int) -> RunLog:
     lines: list[Line] = []
     by_process: dict[str, list[str]] = {}
+    pids = set()
+    killings = 0  # lines of systemd, one for each process that is left of a run
     log = RunLog(began_us=began_us)
     for entry, texts in zip(entries, _read_texts(entries), strict=True):
+        is_killing = False
         if terms.is_of_systemd(entry):
             log = _take_facts(log, entry)
+            is_killing = bool(_KILLING.match(entry.text))
+        elif not entry.get("NOMARR_INVOCATION_ID"):  # those of the controller have it
+            pids.add(_number(entry.get("_PID")))
+        killings = killings + 1 if is_killing else 0
+        if killings > 1:
+            if killings > 2:
+                lines.pop()
+            lines.append(_make_line(entry, f"… and {killings - 1} more that were left of it"))
+            continue
         lines += [_make_line(entry, text) for text in texts]
         by_process.setdefault(entry.get("_PID"), []).extend(texts)
     traces = [trace for texts in by_process.values() for trace in recognise(texts)]
-    return log._replace(lines=tuple(lines), traces=tuple(traces))
+    return log._replace(lines=tuple(lines), traces=tuple(traces), pids=frozenset(pids - {0}))
 
 
 def _read_texts(entries: list[Entry]) -> list[list[str]]:
@@ -237,13 +260,16 @@ def _take_facts(log: RunLog, entry: Entry) -> RunLog:
 
 
 def _add_losses(
-    journal: Journal, terms: JournalTerms, log: RunLog, since_us: int, until_us: int | None
+    journal: Journal,
+    terms: JournalTerms,
+    log: RunLog,
+    run: str,
+    since_us: int,
+    until_us: int | None,
 ) -> RunLog:
     """Add core dumps and dropped messages; systemd-coredump and journald report them."""
     late_us = None if until_us is None else until_us + _GRACE_US
-    dumps = journal.read_back(terms.of_coredump(), limit=1, until_us=late_us, since_us=since_us)
-    if dumps:
-        entry = dumps[0]
+    if entry := _find_coredump(journal, terms, run, since_us, until_us):
         texts = clean_lines(entry.text)
         log = log._replace(
             coredump=Coredump(
@@ -267,19 +293,25 @@ def _add_losses(
     return log._replace(dropped=sum(_number(entry.get("N_DROPPED")) or 1 for entry in drops))
 
 
-def find_kernel_oom(journal: Journal, terms: JournalTerms, near_us: int) -> int:
-    """Return the memory of the process that the kernel killed, in bytes; 0 if unknown."""
-    entries = journal.read_back(
-        [["_TRANSPORT=kernel"]],
-        limit=300,
-        until_us=near_us + _GRACE_US,
-        since_us=near_us - 2 * _GRACE_US,
-    )
-    unit = terms.component.unit
-    if not any(f"/{unit}" in entry.text for entry in entries):
-        return 0
-    sizes = [int(found[1]) for entry in entries if (found := _OOM.search(entry.text))]
-    return sizes[-1] * 1024 if sizes else 0
+def _find_coredump(
+    journal: Journal, terms: JournalTerms, run: str, since_us: int, until_us: int | None
+) -> Entry | None:
+    late_us = None if until_us is None else until_us + _GRACE_US
+    dumps = journal.read_back(terms.of_coredump(), limit=5, until_us=late_us, since_us=since_us)
+    return choose_coredump(dumps, run, until_us)
+
+
+def choose_coredump(dumps: Iterable[Entry], run: str, until_us: int | None) -> Entry | None:
+    """Return the entry about the last core dump of a run. It comes late, perhaps in the next run,
+    which may have dumped, too: the environment of the process names its run."""
+    mine = f"INVOCATION_ID={run}"
+    found = None
+    for entry in dumps:
+        named = _INVOCATION.search(entry.get("COREDUMP_ENVIRON"))
+        made_us = _number(entry.get("COREDUMP_TIMESTAMP"))
+        if named[0] == mine if named else until_us is None or made_us <= until_us:
+            found = entry
+    return found
 
 
 def _make_line(entry: Entry, text: str) -> Line:

@@ -2,7 +2,8 @@
 the native stacks of systemd-coredump.
 
 Two crashes have the same fingerprint if they differ only in line numbers, addresses, process ids,
-messages and the depth of a recursion.
+messages and the depth of a recursion. Of a hang the line where it hung counts, too: a long function
+can hang in many places.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _CHAINS: Final = frozenset(
         "During handling of the above exception, another exception occurred:",
     )
 )
-_FRAME: Final = re.compile(r'[\s|+-]*File "([^"]*)", line [0-9]+(?:,? in (.*))?')
+_FRAME: Final = re.compile(r'[\s|+-]*File "([^"]*)", line ([0-9]+)(?:,? in (.*))?')
 _ERROR: Final = re.compile(r"([^\W\d][\w.<>]*)(?::.*)?\Z")
 _GROUP_ERROR: Final = re.compile(r"\s*\| ([^\W\d][\w.]*)(?::.*)?\Z")
 _FATAL: Final = re.compile(r"Fatal Python error: |Timeout \([0-9:.]+\)!\Z")
@@ -34,6 +35,8 @@ _BETWEEN: Final = re.compile(
 )
 _NATIVE_HEAD: Final = re.compile(r"Stack trace of thread [0-9]+:")
 _NATIVE: Final = re.compile(r"\s*#[0-9]+\s+0x[0-9a-f]+ (\S+) \(([^\s)]+)")
+_HANGS: Final = ("Fatal Python error: Aborted", "Timeout ", "the stacks of all threads")
+ANY_CODE: Final = ("start-timeout", "stop-timeout")  # how it ended after that says nothing
 _DIGITS: Final = re.compile(r"[0-9]+")
 _ADDRESS: Final = re.compile(r"0x[0-9a-fA-F]+")
 
@@ -53,6 +56,7 @@ class Trace(NamedTuple):
     lines: tuple[str, ...]
     errors: tuple[str, ...]  # the exceptions of a chain, the last one raised last
     frames: tuple[Frame, ...]
+    line: str = ""  # of stacks: the number of the line where the innermost call is
 
 
 def recognise(lines: Sequence[str]) -> list[Trace]:
@@ -78,12 +82,14 @@ def recognise(lines: Sequence[str]) -> list[Trace]:
 def fingerprint(kind: str, code: int, trace: Trace | None) -> str:
     """Return twelve hex digits that name a crash; without a trace, made of class and code."""
     if trace is None:
-        parts = [kind, str(code)]
+        parts = [kind] if kind in ANY_CODE else [kind, str(code)]
     elif trace.kind == "traceback":
         parts = ["traceback", *trace.errors]
     else:
         # Not the class: watchdog and supervisor both end a hung worker, in different classes.
         parts = [trace.kind, _ADDRESS.sub("0x", trace.headline)]
+        if trace.headline.startswith(_HANGS):
+            parts.append(trace.line)
     frames = trace.frames if trace else ()
     # Each call once: the depth of a recursion depends on the size of the stack.
     unique = tuple(dict.fromkeys(frames))[-MAX_FRAMES:]
@@ -139,8 +145,8 @@ def _read_stacks(lines: Sequence[str], start: int) -> tuple[Trace | None, int]:
     """Read the stacks of faulthandler: most recent call first, the faulting thread "current"."""
     has_head = _FATAL.match(lines[start]) is not None
     headline = lines[start] if has_head else "the stacks of all threads"
-    stacks: list[list[Frame]] = []
-    current: list[Frame] | None = None
+    stacks: list[list[tuple[Frame, str]]] = []
+    current: list[tuple[Frame, str]] | None = None
     at = start + 1 if has_head else start
     while at < len(lines):
         thread = _THREAD.match(lines[at])
@@ -150,7 +156,7 @@ def _read_stacks(lines: Sequence[str], start: int) -> tuple[Trace | None, int]:
                 current = stacks[-1]
         elif frame := _FRAME.match(lines[at]):
             if stacks:
-                stacks[-1].append(_make_frame(frame[1], frame[2]))
+                stacks[-1].append((_make_frame(frame[1], frame[3]), frame[2]))
         elif not _BETWEEN.match(lines[at]):
             break
         at += 1
@@ -158,11 +164,12 @@ def _read_stacks(lines: Sequence[str], start: int) -> tuple[Trace | None, int]:
         return None, max(at, start + 1)
     # The main thread comes last; a signal from outside interrupts that one.
     fault = current or (stacks[-1] if stacks else [])
-    frames = tuple(reversed(fault))
+    frames = tuple(frame for frame, _ in reversed(fault))
+    line = fault[0][1] if fault else ""
     end = at
     while end > start + 1 and not lines[end - 1].strip():
         end -= 1
-    return Trace("stacks", headline, tuple(lines[start:end]), (), frames), at
+    return Trace("stacks", headline, tuple(lines[start:end]), (), frames, line), at
 
 
 def _read_native(lines: Sequence[str], start: int) -> tuple[Trace | None, int]:
@@ -180,7 +187,7 @@ def _read_native(lines: Sequence[str], start: int) -> tuple[Trace | None, int]:
 
 
 def _frames_of(lines: Iterable[str]) -> Iterable[Frame]:
-    return [_make_frame(match[1], match[2]) for line in lines if (match := _FRAME.match(line))]
+    return [_make_frame(match[1], match[3]) for line in lines if (match := _FRAME.match(line))]
 
 
 def _make_frame(path: str, function: str | None) -> Frame:

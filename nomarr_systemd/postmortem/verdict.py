@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import time
-from typing import Final
+from typing import Any, Final
 
-from nomarr_systemd.core.death import LABELS, Death, classify, exit_words, recall
+from nomarr_systemd.core.death import BY_SIGKILL, LABELS, Death, classify, exit_words, recall
 from nomarr_systemd.core.ledger_record import Record
 from nomarr_systemd.core.text import clean, clean_lines
+from nomarr_systemd.live.answers import RunSaid
 from nomarr_systemd.postmortem import run_log
+from nomarr_systemd.postmortem.kernel_log import read_kernel
+from nomarr_systemd.postmortem.moments import show_moment
+from nomarr_systemd.postmortem.present import describe_living, describe_now
 from nomarr_systemd.postmortem.repeats import choose_trace, count_repeats
-from nomarr_systemd.postmortem.report import describe_now
-from nomarr_systemd.postmortem.report_model import DeathFacts, Report
+from nomarr_systemd.postmortem.report_model import NEVER_BEGAN, DeathFacts, Report
 from nomarr_systemd.postmortem.run_log import JournalTerms, Line, RunLog
 from nomarr_systemd.postmortem.stack_traces import fingerprint
-from nomarr_systemd.postmortem.witnesses import Witnesses, ask_label, read_frames
+from nomarr_systemd.postmortem.witnesses import (
+    Witnesses,
+    ask_run,
+    find_last_death,
+    read_frames,
+)
 from nomarr_systemd.systemd.journal_reader import Journal
 from nomarr_systemd.systemd.manager import Manager, ManagerError
 
@@ -22,6 +30,8 @@ JOURNAL_S: Final = 0.6  # for reading the journal: the whole report shall take l
 MAX_FRAMES: Final = 12
 _LONGEST_S: Final = 1e9
 SLICE: Final = "nomarr.slice"
+VERBS: Final = {"ended": "ended unasked", "finished": "has finished"}
+_KERNEL_MAY_KNOW: Final = ("exit", "signal", "core-dump", "oom")
 
 
 def make_report(witnesses: Witnesses, invocation: str, record: Record | None) -> Report:
@@ -33,7 +43,7 @@ def make_report(witnesses: Witnesses, invocation: str, record: Record | None) ->
         if invocation:
             report = _report_run(witnesses, journal, terms, invocation, record)
         else:
-            report = _report_start(witnesses, journal, terms)
+            report = _report_present(witnesses, journal, terms)
         notes = (*witnesses.notes, *_note_journal(witnesses, journal, report), *report.notes)
         return report._replace(notes=notes)
 
@@ -49,39 +59,80 @@ def _report_run(
     log = run_log.read_run(
         journal, terms, invocation, near_us=record.wall_ms * 1000 if record else 0
     )
-    if record is None and not log.lines and run != witnesses.invocation:
+    is_current = run == witnesses.invocation
+    if record is None and not log.lines and not is_current:
         note = f"Neither the ledger nor the journal knows the run {run}."
-        return _report_no_death(witnesses)._replace(verdict="unknown-run", notes=(note,))
-    label, job = ask_label(witnesses, run) if witnesses.live else ("", "")
-    ended = judge(witnesses, log, record, run, label)
-    if not ended.failed and record is None:
-        note = f"The run {run} has not failed."
-        return _report_no_death(witnesses)._replace(lines=log.lines, notes=(note,))
+        headline = f"{witnesses.component} has no such run"
+        return Report(witnesses, "unknown-run", headline, describe_now(witnesses), notes=(note,))
+    said = ask_run(witnesses, run) if witnesses.live else RunSaid()
+    ended = judge(witnesses, log, record, run, said.label)
+    if record is None and is_current and witnesses.is_running:
+        note = f"The run {run} has not ended."
+        report = _report_present(witnesses, journal, terms)
+        return report._replace(notes=(note, *report.notes))
+    if record is None and not ended.failed:
+        if not is_current or witnesses.is_stop_asked or witnesses.hold:
+            return _report_stop(witnesses, log, ended, is_current=is_current)
+        ended = ended._replace(kind="ended", failed=True)
     death = _make_death(witnesses, log, record, invocation, ended)
-    if death.kind == "start-job":
+    if death.kind in NEVER_BEGAN:
         report = _report_death(witnesses, journal, terms, death, log)
         return report._replace(record=record, broken=_find_broken(witnesses))
-    if death.kind == "oom" and not death.memory_peak:
-        peak = run_log.find_kernel_oom(journal, terms, death.at_ms * 1000)
-        death = death._replace(memory_peak=peak)
+    death = _ask_kernel(witnesses, journal, log, death, is_current=is_current)
     frames = read_frames(witnesses, run) if witnesses.live else []
-    last = frames[-1] if frames else {}
-    age_s = last.get("progress_age_s")
-    if not isinstance(age_s, (int, float)) or abs(age_s) > _LONGEST_S:
-        age_s = None
-    death = death._replace(
-        job=job or ("" if last.get("job") is None else clean(str(last["job"]), 500)),
-        progress_age_s=None if age_s is None else float(age_s),
-    )
-    report = _report_death(witnesses, journal, terms, death, log)
+    death = _add_last_words(death, frames[-1] if frames else {}, said)
+    report = _report_death(witnesses, journal, terms, death, log, record)
     return report._replace(record=record, frames=tuple(frames[-MAX_FRAMES:]))
 
 
-def _report_start(witnesses: Witnesses, journal: Journal, terms: JournalTerms) -> Report:
-    """Report on a worker without a run: its start job may have failed."""
-    failed = None if witnesses.is_running else run_log.find_failed_job(journal, terms)
+def _ask_kernel(
+    witnesses: Witnesses, journal: Journal, log: RunLog, death: DeathFacts, *, is_current: bool
+) -> DeathFacts:
+    """Add what the kernel logged. A kill for memory may have reached systemd as a plain SIGKILL."""
+    if death.kind not in _KERNEL_MAY_KNOW:
+        return death
+    pids = set(log.pids)
+    main_pid = witnesses.facts.get("ExecMainPID", "")
+    if is_current and main_pid.isdigit():
+        pids.add(int(main_pid))
+    kernel = read_kernel(
+        journal,
+        witnesses.component.unit,
+        pids - {0},
+        since_us=log.began_us or death.at_ms * 1000,
+        died_us=death.at_ms * 1000,
+    )
+    death = death._replace(forks_refused=kernel.forks_refused, system_call=kernel.system_call)
+    if kernel.oom_killed and (death.kind == "oom" or death.code == BY_SIGKILL):
+        line = death.line if death.kind == "oom" else f"out of memory; {death.line}"
+        ended = death.death._replace(kind="oom", line=line)
+        death = death._replace(death=ended, memory_peak=death.memory_peak or kernel.memory)
+    return death
+
+
+def _add_last_words(death: DeathFacts, last: dict[str, Any], said: RunSaid) -> DeathFacts:
+    """Add what the worker's last frame says, and what the supervisor knows of the run."""
+    age_s = last.get("progress_age_s")
+    if not isinstance(age_s, (int, float)) or abs(age_s) > _LONGEST_S:
+        age_s = None
+    job, phase = ("" if last.get(name) is None else str(last[name]) for name in ("job", "phase"))
+    return death._replace(
+        job=said.job or clean(job, 500),
+        progress_age_s=None if age_s is None else float(age_s),
+        phase=clean(phase, 200),
+        bad_line=said.bad_line,
+    )
+
+
+def _report_present(witnesses: Witnesses, journal: Journal, terms: JournalTerms) -> Report:
+    """Report on a worker as it is now: what it does, or why it does not run."""
+    if witnesses.is_running:
+        return _report_living(witnesses, journal, terms)
+    failed = run_log.find_failed_job(journal, terms)
     if failed is None:
-        return _report_no_death(witnesses)
+        masked = "is masked" if witnesses.is_masked else "is not running"
+        headline = f"{witnesses.component} {masked}, and no death of it is on record"
+        return Report(witnesses, "stopped", headline, describe_now(witnesses))
     texts = clean_lines(failed.text)
     lines = tuple(Line(failed.wall_us, "systemd", None, 4, text) for text in texts)
     death = DeathFacts(classify("", start_job=True), failed.wall_us // 1000)
@@ -89,12 +140,62 @@ def _report_start(witnesses: Witnesses, journal: Journal, terms: JournalTerms) -
     return report._replace(broken=_find_broken(witnesses))
 
 
+def _report_living(witnesses: Witnesses, journal: Journal, terms: JournalTerms) -> Report:
+    run = witnesses.invocation
+    log = run_log.read_run(journal, terms, run) if run else RunLog()
+    frames = read_frames(witnesses, run) if witnesses.live and run else []
+    return Report(
+        witnesses,
+        "alive",
+        describe_living(witnesses),
+        describe_now(witnesses),
+        lines=log.lines,
+        frames=tuple(frames[-MAX_FRAMES:]),
+        notes=_note_last_death(witnesses),
+    )
+
+
+def _report_stop(witnesses: Witnesses, log: RunLog, ended: Death, *, is_current: bool) -> Report:
+    """Report on a run that ended well."""
+    who = witnesses.component
+    if not is_current:
+        headline = f"{who}: that run did not fail: {ended.line}"
+    elif witnesses.hold:
+        headline = f"{who} was stopped, and is held: {witnesses.hold}"
+    else:
+        headline = f"{who} was stopped: somebody asked systemd for it"
+    return Report(
+        witnesses,
+        "stopped",
+        headline,
+        describe_now(witnesses),
+        lines=log.lines,
+        notes=_note_last_death(witnesses),
+    )
+
+
+def _note_last_death(witnesses: Witnesses) -> tuple[str, ...]:
+    last = find_last_death(witnesses.account)
+    if last is None:
+        return ()
+    ours = "nomarrctl --user" if witnesses.paths.user else "nomarrctl"
+    how = recall(last.kind, last.code).line
+    command = f"{ours} why {witnesses.component.instance} --invocation {last.invocation[:8]}"
+    return (f"Its last death was another one, at {show_moment(last.wall_ms)}: {how}. {command}",)
+
+
 def _report_death(
-    witnesses: Witnesses, journal: Journal, terms: JournalTerms, death: DeathFacts, log: RunLog
+    witnesses: Witnesses,
+    journal: Journal,
+    terms: JournalTerms,
+    death: DeathFacts,
+    log: RunLog,
+    record: Record | None = None,
 ) -> Report:
-    trace, is_cause = choose_trace(death.kind, log.traces)
-    mark = fingerprint(death.kind, death.code, trace if is_cause else None)
-    verb = "could not be started" if death.never_ran else "died"
+    booked = record.kind if record else death.kind  # the ledger may know it as a plain signal
+    trace, is_cause = choose_trace(booked, log.traces)
+    mark = fingerprint(booked, death.code, trace if is_cause else None)
+    verb = "could not be started" if death.never_ran else VERBS.get(death.kind, "died")
     return Report(
         witnesses,
         "died",
@@ -106,7 +207,7 @@ def _report_death(
         mark,
         lines=log.lines,
         coredump=log.coredump,
-        repeats=count_repeats(witnesses.account, journal, terms, death, mark),
+        repeats=count_repeats(witnesses.account, journal, terms, death, booked, mark),
         notes=(_note_dropped(log.dropped),) if log.dropped else (),
     )
 
@@ -115,34 +216,35 @@ def judge(witnesses: Witnesses, log: RunLog, record: Record | None, run: str, la
     """Return how the run ended: the ledger's class, with systemd's values if still known."""
     if record is not None and record.kind == "start-job":
         return classify("", start_job=True)
+    if record is not None and record.kind == "dependency":
+        line = record.text.partition(";")[0]
+        return recall(record.kind, record.code)._replace(line=line)
     words = ("", "", "")
-    if log.result or log.exit_code:
+    if log.result:
         words = (log.result, log.exit_code, log.exit_status)
-    elif witnesses.invocation == run:
+    elif witnesses.invocation == run and not witnesses.is_running:
         main = (witnesses.facts.get(name, "") for name in ("ExecMainCode", "ExecMainStatus"))
         words = (witnesses.facts.get("Result", ""), *exit_words(*main))
+    elif log.exit_code:
+        words = ("success", log.exit_code, log.exit_status)
     if record is not None:
-        # If the class is one of a label, that was the supervisor's label when it was booked.
+        # If the class is one of a label, that was the supervisor's label when it was booked. The
+        # controller's entry has its text.
         labels = [name for name, outcome in LABELS.items() if outcome.kind == record.kind]
-        label = label if label in labels else (labels[0] if labels else "")
+        told = [name for name in labels if any(LABELS[name].line in it.text for it in log.lines)]
+        if label not in labels:
+            # Without either, systemd's own start timeout explains itself.
+            label = next(iter(told if words[0] == "timeout" else (*told, *labels)), "")
     stop_asked = record is not None and record.kind == "stop-timeout"
-    ended = classify(*words, label=label, stop_asked=stop_asked)
+    unasked = record is not None and record.kind == "ended"
+    ended = classify(*words, label=label, stop_asked=stop_asked, unasked=unasked)
     if record is not None and (not words[0] or ended.kind != record.kind):
         return recall(record.kind, record.code)
+    if record is not None:
+        return ended._replace(code=record.code)  # systemd does not log every exit
     if not words[0] and words[1] == "":
         return ended._replace(failed=witnesses.is_failed)
     return ended
-
-
-def _report_no_death(witnesses: Witnesses) -> Report:
-    running = "is running" if witnesses.is_running else "is not running"
-    return Report(
-        witnesses,
-        "alive" if witnesses.is_running else "stopped",
-        f"{witnesses.component} {'is masked' if witnesses.is_masked else running}, and no death of"
-        " it is on record",
-        describe_now(witnesses),
-    )
 
 
 def _make_death(
@@ -150,12 +252,12 @@ def _make_death(
 ) -> DeathFacts:
     is_current = witnesses.invocation == invocation.partition("#")[0]
     at_ms = log.ended_us // 1000
-    if record is not None and (not at_ms or ended.kind == "start-job"):
+    if record is not None and (not at_ms or ended.kind in NEVER_BEGAN):
         at_ms = record.wall_ms
     if not at_ms and is_current:
         at_ms = witnesses.wall_ms_of("ExecMainExitTimestampMonotonic")
     run_ms = record.run_ms if record else None
-    if run_ms is None and log.began_us and log.ended_us and ended.kind != "start-job":
+    if run_ms is None and log.began_us and log.ended_us and ended.kind not in NEVER_BEGAN:
         run_ms = (log.ended_us - log.began_us) // 1000
     peak = log.memory_peak
     if not peak and is_current and witnesses.facts.get("MemoryPeak", "").isdigit():

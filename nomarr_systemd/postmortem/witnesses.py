@@ -5,12 +5,13 @@ answer, a note says so and the others are still asked. The journal is read by ``
 from __future__ import annotations
 
 import os
+import re
 import time
 from typing import Any, Final, NamedTuple
 
 from nomarr_systemd.config.values import Config
 from nomarr_systemd.core.account import Account
-from nomarr_systemd.core.errors import BadName, ConfigError, NoSuchWorker
+from nomarr_systemd.core.errors import BadName, ConfigError, NoSuchWorker, NotPermitted
 from nomarr_systemd.core.ids import Component, split_invocation
 from nomarr_systemd.core.ledger_record import DECISIONS, Record
 from nomarr_systemd.core.text import ask_for, clean
@@ -21,16 +22,27 @@ from nomarr_systemd.host.holds import Holds
 from nomarr_systemd.host.layout import Paths
 from nomarr_systemd.ledger.public import list_published, read_published
 from nomarr_systemd.live import client
-from nomarr_systemd.live.answers import LiveWorker, parse_frames, parse_label, parse_worker
+from nomarr_systemd.live.answers import (
+    LiveWorker,
+    RunSaid,
+    parse_frames,
+    parse_run,
+    parse_worker,
+)
 from nomarr_systemd.systemd.manager import Manager, ManagerError
+from nomarr_systemd.systemd.stop_intent import WANTED_FACTS, was_asked_to_stop
 
 FACTS: Final = (
     "ActiveState", "SubState", "LoadState", "LoadError", "InvocationID", "Result", "ExecMainCode",
     "ExecMainStatus", "ExecMainStartTimestampMonotonic", "ExecMainExitTimestampMonotonic",
     "ActiveEnterTimestampMonotonic", "Requires", "Requisite", "BindsTo", "MemoryMax", "MemoryPeak",
-    "Slice", "User", "ControlGroup", "ExecMainPID",
+    "Slice", "User", "ControlGroup", "ExecMainPID", "InactiveExitTimestampMonotonic",
+    "InactiveEnterTimestampMonotonic", "ActiveExitTimestampMonotonic", "TasksMax",
+    "WorkingDirectory",
 )  # fmt: skip
+_CORE_PATTERN: Final = "/proc/sys/kernel/core_pattern"
 _LIVE_S: Final = 0.3
+_SLOW_START_MS: Final = 10_000
 Facts = dict[str, str]
 
 
@@ -45,6 +57,10 @@ class Witnesses(NamedTuple):
     hold: str
     live: LiveWorker | None  # the supervisor's description; None if it does not answer
     notes: tuple[str, ...]
+    is_stop_asked: bool = False  # the present or last run was asked to stop
+    is_python: bool = False  # its pool has an entrypoint, so our runtime runs it
+    catches_core_dumps: bool = False  # systemd-coredump does
+    is_applied: bool = True  # False: it is configured, and nomarrctl apply was not run since
 
     @property
     def invocation(self) -> str:
@@ -60,6 +76,19 @@ class Witnesses(NamedTuple):
         return state in ("active", "activating", "reloading", "deactivating")
 
     @property
+    def is_troubled(self) -> bool:
+        """True if it runs and is not well: it starts for long, stops, or is not healthy."""
+        state, said = self.facts.get("ActiveState"), self.live
+        if state == "activating":
+            began_ms = self.wall_ms_of("InactiveExitTimestampMonotonic")
+            return self.now.wall_ms - began_ms > _SLOW_START_MS or not self.account.records
+        if state != "active":
+            return state == "deactivating"
+        return said is not None and (
+            bool(said.disagreement) or said.status in ("unhealthy", "recovering", "crashed")
+        )
+
+    @property
     def is_masked(self) -> bool:
         return self.facts.get("LoadState") == "masked"
 
@@ -73,20 +102,47 @@ def gather(paths: Paths, component: Component) -> Witnesses:
     """Ask systemd, the published ledger and the supervisor about a worker."""
     notes: list[str] = []
     facts: Facts = {}
+    is_stop_asked = False
     try:
-        facts = Manager(user=paths.user).show([component.unit], FACTS)[component.unit]
+        questions = {component.unit: FACTS, component.wanted_unit: WANTED_FACTS}
+        shown = Manager(user=paths.user).show_each(questions)
+        facts = shown[component.unit]
+        is_stop_asked = was_asked_to_stop(facts, shown[component.wanted_unit])
     except ManagerError as error:
         notes.append(f"systemd does not answer: {clean(str(error), 300)}")
     account = read_account(paths, component, notes)
-    live = ask_supervisor(paths, component)
-    if live is None:
+    applied = _read_applied(paths)
+    is_applied = component in applied.components() or bool(account.rows)
+    live = ask_supervisor(paths, component) if is_applied else None
+    if live is None and is_applied:
         notes.append(
             "The supervisor does not answer: frames, health and the current job are missing."
             f" See systemctl {'--user ' if paths.user else ''}status nomarr-supervisor.service"
         )
     may_read = os.access(paths.hold, os.X_OK)  # else the ledger's note says how to get access
     hold = Holds(paths.hold).read(component) if may_read else ""
-    return Witnesses(component, paths, clock.now(), facts, account, hold, live, tuple(notes))
+    return Witnesses(
+        component,
+        paths,
+        clock.now(),
+        facts,
+        account,
+        hold,
+        live,
+        tuple(notes),
+        is_stop_asked,
+        any(pool.name == component.pool and pool.entrypoint for pool in applied.pools),
+        _catches_core_dumps(),
+        is_applied,
+    )
+
+
+def _catches_core_dumps() -> bool:
+    try:
+        with open(_CORE_PATTERN, encoding="ascii", errors="replace") as file:
+            return "systemd-coredump" in file.read(512)
+    except OSError:
+        return False
 
 
 def read_account(paths: Paths, component: Component, notes: list[str]) -> Account:
@@ -110,24 +166,20 @@ def ask_supervisor(paths: Paths, component: Component) -> LiveWorker | None:
 
 
 def read_frames(witnesses: Witnesses, run: str) -> list[dict[str, Any]]:
-    """Return the frames of a run that the supervisor still keeps, oldest first.
-
-    A frame without an invocation is counted as this run's only if no later run can have sent it.
-    """
+    """Return the frames of a run that the supervisor still keeps, oldest first."""
     request = {"op": "blackbox", "component": witnesses.component.component_id}
     frames = parse_frames(client.ask(witnesses.paths.live, request))
-    default = run if witnesses.invocation == run else ""
-    return [fields for fields in frames if fields.get("invocation", default) == run]
+    return [fields for fields in frames if fields.get("invocation") == run]
 
 
-def ask_label(witnesses: Witnesses, run: str) -> tuple[str, str]:
-    """Return the supervisor's label for a run that it ended itself, and the run's job."""
+def ask_run(witnesses: Witnesses, run: str) -> RunSaid:
+    """Return what the supervisor knows of a run."""
     request = {
         "op": "label",
         "component": witnesses.component.component_id,
         "invocation": run,
     }
-    return parse_label(client.ask(witnesses.paths.live, request))
+    return parse_run(client.ask(witnesses.paths.live, request))
 
 
 def check_known(paths: Paths, config: Config | None, component: Component) -> None:
@@ -144,19 +196,35 @@ def check_known(paths: Paths, config: Config | None, component: Component) -> No
     )
 
 
+def find_members(paths: Paths, config: Config | None, name: str) -> list[Component]:
+    """Return the workers of a pool that are configured or on record; [] if it is no pool."""
+    configured = config or _read_applied(paths)
+    known = {*configured.components(), *list_workers(paths)}
+    return sorted(each for each in known if each.pool == name)
+
+
 def choose_run(witnesses: Witnesses, asked: str) -> tuple[str, Record | None]:
     """Return the run to report on and its record: the run asked for, or the last that failed.
 
-    The run is empty if none is known; the record is None if the ledger has none.
+    The run is empty if none is known, or if there is more to tell of the present one; the record
+    is None if the ledger has none.
     """
     records = [each for each in witnesses.account.records if each.action in DECISIONS]
     if asked:
         return _find_asked(records, asked)
+    if witnesses.is_troubled:
+        return "", None
     known = {each.invocation.partition("#")[0] for each in records}
-    if witnesses.is_failed and witnesses.invocation not in known:
-        return witnesses.invocation, None  # not booked yet
-    last = next((each for each in reversed(records) if each.invocation), None)
+    if not witnesses.is_running and witnesses.invocation and witnesses.invocation not in known:
+        return witnesses.invocation, None  # it was stopped, or is not booked yet
+    last = find_last_death(witnesses.account)
     return (last.invocation, last) if last else ("", None)
+
+
+def find_last_death(account: Account) -> Record | None:
+    """Return the newest record of a run that ended or of a start that failed."""
+    records = (each for each in reversed(account.records) if each.action in DECISIONS)
+    return next((each for each in records if each.invocation), None)
 
 
 def _find_asked(records: list[Record], asked: str) -> tuple[str, Record | None]:
@@ -172,6 +240,8 @@ def _find_asked(records: list[Record], asked: str) -> tuple[str, Record | None]:
         run_itself = [each for each in found if "#" not in each.invocation]
         record = (exact or run_itself or found)[-1]
         return record.invocation, record
+    if re.fullmatch("[0-9a-f]{4,31}", text):
+        return text, None  # the beginning of an id that is not on record
     run, _ = split_invocation(text)  # the journal may have a run that the ledger has dropped
     return run, None
 
@@ -179,7 +249,7 @@ def _find_asked(records: list[Record], asked: str) -> tuple[str, Record | None]:
 def _read_applied(paths: Paths) -> Config:
     try:
         return read_applied(paths)
-    except ConfigError:
+    except (ConfigError, NotPermitted):
         return Config()
 
 

@@ -1,1 +1,1 @@
-"""Document stores: one protocol, SQLite for one host, ArangoDB for several."""
+"""Document stores: one protocol, SQLite for one host, PostgreSQL or ArangoDB for several."""

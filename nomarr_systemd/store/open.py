@@ -1,23 +1,39 @@
 """``open_store(url, domain)``: the store that a configuration names.
 
-The backend's module is imported when it is needed: importing ArangoDB's driver takes longer than
+The backend's module is imported when it is needed: importing a server's driver takes longer than
 everything else together.
 """
 
 from __future__ import annotations
 
-from nomarr_systemd.config.store_url import SqliteUrl, parse_store_url
+from typing import Final
+
+from nomarr_systemd.config.store_url import (
+    ArangoUrl,
+    PostgresUrl,
+    ServerUrl,
+    SqliteUrl,
+    engine_of,
+    parse_store_url,
+)
 from nomarr_systemd.config.values import StoreSettings
 from nomarr_systemd.core.errors import StoreRefused
 from nomarr_systemd.store.protocol import Domain, Publisher, Store
+
+# The Debian package of a server's driver, and our extra for pip.
+_DRIVERS: Final[dict[type[ServerUrl], tuple[str, str]]] = {
+    ArangoUrl: ("python3-arango", "arango"),
+    PostgresUrl: ("python3-psycopg2", "postgresql"),
+}
 
 
 def open_work_store(settings: StoreSettings) -> Store:
     """The work domain's store; on a server it is opened as ``work_user``, never as the ledger's
     user, whose password workers must not hold."""
-    if not settings.work_user and not isinstance(parse_store_url(settings.url), SqliteUrl):
+    parsed = parse_store_url(settings.url)
+    if not settings.work_user and not isinstance(parsed, SqliteUrl):
         raise StoreRefused(
-            "the jobs have no user of their own in ArangoDB",
+            f"the jobs have no user of their own in {engine_of(parsed).title}",
             hint="set work_user and work_password_file under [store], then run nomarrctl apply",
         )
     return open_store(
@@ -45,25 +61,35 @@ def open_store(
         from nomarr_systemd.store.sqlite.store import SqliteStore
 
         return SqliteStore(parsed.directory, domain, publisher=publisher)
-    import_arango()
-    from nomarr_systemd.store.arango.store import ArangoStore
+    import_driver(parsed)
     from nomarr_systemd.store.secret import read_password
 
+    engine = engine_of(parsed)
+    password = read_password(domain, engine=engine.scheme, password_file=password_file or None)
+    parsed = parsed._replace(user=user or parsed.user)
+    if isinstance(parsed, PostgresUrl):
+        from nomarr_systemd.store.postgresql.store import PostgresStore
+
+        return PostgresStore(
+            parsed, domain, password=password, ca_file=ca_file or None, publisher=publisher
+        )
+    from nomarr_systemd.store.arango.store import ArangoStore
+
     return ArangoStore(
-        parsed._replace(user=user or parsed.user),
-        domain,
-        password=read_password(domain, password_file=password_file or None),
-        ca_file=ca_file or None,
-        publisher=publisher,
+        parsed, domain, password=password, ca_file=ca_file or None, publisher=publisher
     )
 
 
-def import_arango() -> None:
-    """Import the backend for ArangoDB; StoreRefused if its driver is missing."""
+def import_driver(url: ServerUrl) -> None:
+    """Import the backend for a server; StoreRefused if its driver is missing."""
+    package, extra = _DRIVERS[type(url)]
     try:
-        import nomarr_systemd.store.arango.store  # noqa: F401
+        if isinstance(url, PostgresUrl):
+            import nomarr_systemd.store.postgresql.store
+        else:
+            import nomarr_systemd.store.arango.store  # noqa: F401
     except ImportError as error:
         raise StoreRefused(
-            f"ArangoDB's driver is missing: {error}",
-            hint="install the package python3-arango (with pip: nomarr-systemd[arango])",
+            f"{engine_of(url).title}'s driver is missing: {error}",
+            hint=f"install the package {package} (with pip: nomarr-systemd[{extra}])",
         ) from error

@@ -1,6 +1,6 @@
 """The contract of a store: documents by key, compare-and-swap by revision, find by equality.
 
-Both backends pass one test suite. Nothing here knows what a document means, except which
+All backends pass one test suite. Nothing here knows what a document means, except which
 collections there are and which fields are indexed.
 """
 
@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Literal, NamedTuple, Protocol
 
 from nomarr_systemd.core.errors import BadDocument
+from nomarr_systemd.core.json import is_deep
 
 Doc = dict[str, Any]
 Domain = Literal["policy", "work"]
@@ -28,18 +29,19 @@ class Collection(NamedTuple):
     indexes: tuple[tuple[str, ...], ...] = ()
 
 
+MAX_DEPTH = 190  # of nesting; the limit of ArangoDB's server is "slightly below 200"
 POLICY_LEDGER = "worker_restart_policy"
 
 DOMAINS: Mapping[Domain, tuple[Collection, ...]] = {
     "policy": (
-        Collection(POLICY_LEDGER),
+        Collection(POLICY_LEDGER, (("host",),)),
         Collection("meta"),
         Collection("job_crashes", (("wall_ms",),)),
     ),
     "work": (
         Collection("health_history", (("wall_ms",),)),
         Collection("worker_claims", (("invocation",), ("host",), ("pool",))),
-        Collection("jobs", (("pool", "status"),)),
+        Collection("jobs", (("pool", "status"), ("pool", "invocation"))),
         Collection("stats"),
     ),
 }
@@ -63,6 +65,9 @@ class Store(Protocol):
     text that changes with every write and is never used twice; other names starting with an
     underscore are the store's own.
     """
+
+    can_hold: bool
+    """True if a batch is one transaction, and ``first`` holds what it returns."""
 
     def get(self, collection: str, key: str) -> Doc | None:
         """The document with its ``_key`` and ``_rev``, or None."""
@@ -93,11 +98,19 @@ class Store(Protocol):
 
         ``after`` returns only keys greater than this one: to read page by page.
         Order is meant for numbers and for texts of digits and small letters: beyond those,
-        SQLite compares bytes and ArangoDB compares as its configured language does.
+        SQLite and PostgreSQL compare bytes and ArangoDB compares as its language does.
         """
+
+    def first(self, collection: str, where: Equal) -> Doc | None:
+        """In a batch, if ``can_hold``: the first document by key with these field values that no
+        other batch holds; this one holds it to its end."""
 
     def count(self, collection: str, where: Equal) -> int:
         """Count documents with these field values, which must be identifiers (``check_words``)."""
+
+    def tally(self, collection: str, where: Equal, field: str) -> dict[str, int]:
+        """Count documents with these identifiers by the value of ``field``, in one question. It is
+        meant for fields that hold identifiers: others may be left out."""
 
     def add(self, collection: str, docs: Sequence[Doc]) -> int:
         """Store the documents whose ``_key`` is not taken yet, in one write; returns how many."""
@@ -105,8 +118,12 @@ class Store(Protocol):
     def append(self, collection: str, docs: Sequence[Doc]) -> None:
         """Store new documents without keys, in this order, in one write."""
 
-    def prune(self, collection: str, field: str, below: int) -> int:
-        """Remove documents whose ``field`` is a number below ``below``; returns how many."""
+    def prune(self, collection: str, field: str, below: int, where: Equal | None = None) -> int:
+        """Remove documents whose ``field`` is a number below ``below``, of those with the values
+        ``where``; returns how many."""
+
+    def now_ms(self) -> int:
+        """The store's clock, which all hosts share: the server's, or this host's on SQLite."""
 
     def batch(self) -> AbstractContextManager[None]:
         """Writes inside become durable together where the backend can; each is still its own
@@ -128,7 +145,7 @@ _encoder = json.JSONEncoder(
 
 
 def check_key(key: object) -> str:
-    """The key, if both backends can keep it (ArangoDB's rule for ``_key``)."""
+    """The key, if every backend can keep it (ArangoDB's rule for ``_key``)."""
     if not isinstance(key, str) or not _KEY.fullmatch(key):
         raise BadDocument(
             f"{key!r:.80} cannot be a document's key",
@@ -145,7 +162,7 @@ def check_field(name: str) -> str:
 
 
 def check_where(where: Equal | None) -> Equal:
-    """The condition, if it means the same to both backends: texts, whole numbers and None."""
+    """The condition, if it means the same to every backend: texts, whole numbers and None."""
     where = where or {}
     for field, value in where.items():
         check_field(field)
@@ -165,7 +182,7 @@ def check_words(where: Equal) -> Equal:
 
 
 def check_number(value: int) -> int:
-    """The number, if both backends can compare with it."""
+    """The number, if every backend can compare with it."""
     if not -(2**63) <= value < 2**63:
         raise BadDocument("a number in a query has more than 64 bits")
     return value
@@ -182,6 +199,9 @@ def encode(doc: Doc) -> str:
         text.encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise BadDocument(f"document {doc.get('_key', '')!r:.80} is not JSON: {error}") from error
+    # Python 3.11 cannot write what is nested thousands deep, 3.13 can; neither may be relied upon.
+    if text.count("[") + text.count("{") > MAX_DEPTH and is_deep(body, MAX_DEPTH):
+        raise BadDocument(f"{doc.get('_key', '')!r:.80} is nested deeper than {MAX_DEPTH} levels")
     return text
 
 

@@ -12,18 +12,19 @@ from typing import Final
 from nomarr_systemd.core.errors import StoreRefused
 from nomarr_systemd.store.protocol import Domain
 
-_NAME: Final = "nomarr-arango"
+_NAMES: Final = {"arangodb": "nomarr-arango", "postgresql": "nomarr-postgresql"}
 _MAX_BYTES: Final = 4096
 
 
-def read_password(domain: Domain, *, password_file: str | None) -> str:
-    """The password for ``domain``; an explicit file wins. StoreRefused says what is missing.
+def read_password(domain: Domain, *, password_file: str | None, engine: str = "arangodb") -> str:
+    """The password for ``domain`` in ``engine``, a URL's scheme; an explicit file wins.
 
-    There is no credential for both domains: workers must not hold the ledger's.
+    StoreRefused says what is missing. There is no credential for both domains: workers must not
+    hold the ledger's.
     """
     if password_file is not None:
         return _read(password_file)
-    directory, name = os.environ.get("CREDENTIALS_DIRECTORY"), f"{_NAME}-{domain}"
+    directory, name = os.environ.get("CREDENTIALS_DIRECTORY"), f"{_NAMES[engine]}-{domain}"
     if directory and os.path.lexists(path := os.path.join(directory, name)):
         return _read(path)
     setting = "password_file" if domain == "policy" else "work_password_file"

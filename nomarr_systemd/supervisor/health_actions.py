@@ -87,7 +87,7 @@ class HealthActions:
                 worker.state,
                 frames=worker.frames,
                 invocation=invocation,
-                staleness_s=self._deadlines.rules.staleness_interval_s,
+                staleness_s=worker.rules.staleness_interval_s,
             )
             if name and name != worker.disagreement:
                 log(NOTICE, f"systemd and the pipe disagree: {name}", component=worker.component_id)

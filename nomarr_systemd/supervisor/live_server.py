@@ -10,12 +10,12 @@ import json
 import os
 import select
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final
 
 from nomarr_systemd.core.errors import BadName, NomarrError, NoSuchWorker
-from nomarr_systemd.core.ids import parse_component
+from nomarr_systemd.core.ids import is_run, parse_component
 from nomarr_systemd.core.json import JsonError, decode
 from nomarr_systemd.live import protocol
 from nomarr_systemd.live.protocol import Patterns, frames_topic, make_event, status_topic
@@ -23,9 +23,15 @@ from nomarr_systemd.supervisor.announcer import extract_shown
 from nomarr_systemd.supervisor.job_settler import Outcomes, describe
 from nomarr_systemd.supervisor.live_connection import Connection, encode, refuse
 from nomarr_systemd.supervisor.loop import Loop
-from nomarr_systemd.supervisor.store_queries import Query, StoreQueries, list_jobs, read_history
+from nomarr_systemd.supervisor.store_queries import (
+    Query,
+    StoreQueries,
+    find_job_of,
+    list_jobs,
+    read_history,
+)
 from nomarr_systemd.supervisor.supervisor import ReportedDeath, Supervisor
-from nomarr_systemd.supervisor.workers import Worker
+from nomarr_systemd.supervisor.workers import Run, Worker
 
 NAME: Final = "live.sock"  # of the descriptor; no instance can have this name
 MAX_CONNECTIONS: Final = 256
@@ -62,7 +68,6 @@ class LiveServer:
         self._operations: Mapping[str, Callable[[Request], Iterator[bytes]]] = {
             protocol.SNAPSHOT: self._snapshot,
             protocol.BLACKBOX: self._blackbox,
-            protocol.LABEL: self._label,
             protocol.LABELS: self._labels,
             protocol.SET_FAILED: self._set_failed,
             protocol.RESET: self._reset,
@@ -136,6 +141,9 @@ class LiveServer:
             if op == protocol.CRASHED:
                 self._crashed(connection, request)
                 return None
+            if op == protocol.LABEL:
+                self._label(connection, request)
+                return None
             if op in self._operations:
                 return self._operations[op](request)
             if op in self._in_store:
@@ -146,7 +154,7 @@ class LiveServer:
         known = ", ".join(
             [
                 *(protocol.SUBSCRIBE, *self._operations),
-                *(*self._in_store, protocol.CRASHED),
+                *(*self._in_store, protocol.LABEL, protocol.CRASHED),
             ]
         )
         return refuse(f"unknown op; known are {known}")
@@ -182,7 +190,7 @@ class LiveServer:
                     worker.shown = extract_shown(described)
                     events.append(encode(make_event(topic, "snapshot", worker=described)))
                 if patterns.match(topic := frames_topic(worker.component_id)):
-                    lines = _texts(worker.ring.lines())
+                    lines = _texts(frame.line for frame in worker.ring.frames())
                     events.append(encode(make_event(topic, "snapshot", frames=lines)))
             done = workers[-1].order
             connection.cursor = done + 1
@@ -202,14 +210,24 @@ class LiveServer:
 
     def _blackbox(self, request: Request) -> Iterator[bytes]:
         worker = self._find(request)
-        return _reply(frames=_texts(worker.ring.lines()))
+        frames = worker.ring.frames()
+        received = [{"at_ms": each.at_ms, "invocation": each.invocation} for each in frames]
+        return _reply(frames=_texts(each.line for each in frames), received=received)
 
-    def _label(self, request: Request) -> Iterator[bytes]:
+    def _label(self, connection: Connection, request: Request) -> None:
+        """Answer what is known of a run. If that is no job, the store may know one."""
         worker, invocation = self._find(request), _text(request, "invocation")
-        run = self._supervisor.find_run(worker, invocation)
+        run = self._supervisor.find_run(worker, invocation) or Run(invocation, "", None)
+        answer: dict[str, Any] = {"ok": True, "label": run.label, "bad_line": run.bad_line}
         # Frames may lag behind short jobs; what was settled is certain.
-        job = self._supervisor.find_job(invocation) or (run.job if run else None)
-        return _reply(label=run.label if run else "", job=job)
+        job = self._supervisor.find_job(invocation) or run.job
+        if job is not None or not is_run(invocation) or invocation == worker.invocation:
+            connection.reply(answer | {"job": job})
+            return
+        self._store_queries.ask(
+            find_job_of(worker.component.pool, invocation),
+            lambda found: connection.reply(answer | {"job": found.get("job")}),
+        )
 
     def _labels(self, request: Request) -> Iterator[bytes]:
         labels = {}
@@ -269,7 +287,7 @@ def _reply(**content: object) -> Iterator[bytes]:
     return iter([encode({"ok": True, **content})])
 
 
-def _texts(lines: list[bytes]) -> list[str]:
+def _texts(lines: Iterable[bytes]) -> list[str]:
     return [line.decode(errors="replace") for line in lines]
 
 

@@ -2,6 +2,10 @@
 
 It sleeps until a descriptor is ready or a timer is due. In every turn timers fire after input was
 handled, so that unread input is never taken for silence.
+
+Pipes are watched by ``watch_gently``: one that becomes readable is read at once, but if there are
+more than FEW, they are read together, GENTLE_S apart. Two hundred workers then cost eight wakeups a
+second and not eighty.
 """
 
 from __future__ import annotations
@@ -16,6 +20,10 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from itertools import count
+from typing import Final
+
+GENTLE_S: Final = 0.125  # between two reads of pipes, while there is something to read each time
+FEW: Final = 24  # pipes that are read at once: with default frames they cost no more wakeups
 
 Handler = Callable[[int], None]
 Callback = Callable[[], None]
@@ -53,6 +61,7 @@ class Loop:
         self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.watch(self._wakeup, select.EPOLLIN, self._take_posted)
         self._signals: tuple[int, int] | None = None
+        self._gentle = _Gentle(self, self._epoll)
         self.turns = 0
 
     def watch(self, fd: int, mask: int, handler: Handler, *, first: bool = False) -> None:
@@ -62,6 +71,14 @@ class Loop:
         if first:
             self._first.add(fd)
 
+    def watch_gently(self, fd: int, mask: int, handler: Handler) -> None:
+        """Call ``handler(events)`` when ``fd`` is ready, or up to GENTLE_S later."""
+        self._gentle.add(fd, mask, handler)
+
+    def hurry(self) -> None:
+        """Do not wait for GENTLE_S before the next read: there is more than can wait."""
+        self._gentle.hurry()
+
     def change(self, fd: int, mask: int) -> None:
         self._epoll.modify(fd, mask)
 
@@ -70,6 +87,8 @@ class Loop:
         if self._handlers.pop(fd, None):
             self._first.discard(fd)
             self._epoll.unregister(fd)
+        else:
+            self._gentle.forget(fd)
 
     def at(self, when: float, callback: Callback) -> Timer:
         """Call ``callback`` once, not before ``when`` (monotonic seconds)."""
@@ -138,6 +157,7 @@ class Loop:
         with self._lock:
             os.close(self._wakeup)
             self._wakeup = -1
+        self._gentle.close()
         self._epoll.close()
 
     def _patience(self) -> float | None:
@@ -160,6 +180,62 @@ class Loop:
             os.eventfd_read(self._wakeup)
         while self._posted:
             self._posted.popleft()()
+
+
+class _Gentle:
+    """Descriptors in an epoll of their own, which the loop's epoll watches except in a pause."""
+
+    def __init__(self, loop: Loop, outer: select.epoll) -> None:
+        self._loop = loop
+        self._outer = outer
+        self._inner = select.epoll()
+        self._handlers: dict[int, Handler] = {}
+        self._is_hurried = False
+        self._next = 0.0  # not before this time, unless hurried
+        loop.watch(self._inner.fileno(), select.EPOLLIN, self._be_ready)
+
+    def add(self, fd: int, mask: int, handler: Handler) -> None:
+        self._inner.register(fd, mask)
+        self._handlers[fd] = handler
+
+    def forget(self, fd: int) -> None:
+        if self._handlers.pop(fd, None):
+            self._inner.unregister(fd)
+
+    def hurry(self) -> None:
+        self._is_hurried = True
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def _be_ready(self, _events: int) -> None:
+        if self._loop.now < self._next and len(self._handlers) > FEW:
+            self._pause()
+        else:
+            self._read()
+
+    def _pause(self) -> None:
+        """Let input gather until the next multiple of GENTLE_S: deadlines are such multiples, too,
+        and share the wakeup."""
+        self._outer.modify(self._inner.fileno(), 0)
+        when = self._loop.now + GENTLE_S
+        self._loop.at(when - when % GENTLE_S, self._end_pause)
+
+    def _end_pause(self) -> None:
+        if self._read() and not self._is_hurried:
+            self._pause()
+        else:
+            self._outer.modify(self._inner.fileno(), select.EPOLLIN)
+
+    def _read(self) -> bool:
+        """Handle what is ready; False if nothing is."""
+        self._is_hurried = False
+        ready = self._inner.poll(0, 1024)
+        for fd, events in ready:
+            if fd in self._handlers:
+                self._handlers[fd](events)
+        self._next = 0.0 if self._is_hurried else self._loop.now + GENTLE_S
+        return bool(ready)
 
 
 def _ignore_here(_number: int, _frame: object) -> None:

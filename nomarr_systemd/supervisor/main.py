@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from nomarr_systemd.config.values import Config
-from nomarr_systemd.core.errors import ConfigError, NomarrError
+from nomarr_systemd.core.errors import ConfigError, NomarrError, NotPermitted
 from nomarr_systemd.host.configuration import read_applied
 from nomarr_systemd.host.layout import Paths
 from nomarr_systemd.host.program_options import PLACES, parse_options
@@ -92,7 +92,7 @@ class Program:
         """None if there is no valid configuration: then nothing is changed."""
         try:
             return read_applied(self._paths)
-        except ConfigError as error:
+        except (ConfigError, NotPermitted) as error:
             log(WARNING, f"{error} ({error.hint})")
             return None
 

@@ -30,6 +30,7 @@ MAX_WORKERS: Final = 100  # in one question about history
 MAX_JOBS: Final = 200
 MAX_RECORDS: Final = 1000
 _LEAVE_S: Final = 1.0
+_MAX_PATH: Final = 8192
 _FOREVER_MS: Final = 1 << 50
 
 Answer = dict[str, Any]
@@ -123,8 +124,11 @@ def read_history(request: Mapping[str, Any]) -> Query:
 
 
 def list_jobs(request: Mapping[str, Any]) -> Query:
-    """Jobs of ``pool`` in ``status``, at most ``limit`` of them after the key ``after``."""
+    """Jobs of ``pool`` in ``status``, at most ``limit`` of them after the key ``after``; with
+    ``job``, the one with this key or path, or none."""
     pool = str(request.get("pool"))[:100]
+    if request.get("job") is not None:
+        return _find_job(pool, str(request["job"])[:_MAX_PATH])
     check_pool(pool)
     status = request.get("status")
     if status not in STATUSES:
@@ -135,13 +139,37 @@ def list_jobs(request: Mapping[str, Any]) -> Query:
     def query(store: Store, _host: str) -> Answer:
         where = {"pool": pool, "status": status}
         page = store.find(queue.JOBS, where, after=after, limit=limit)
-        jobs = [
-            {"id": doc["_key"], **{name: doc[name] for name in doc if name[0] != "_"}}
-            for doc in page
-        ]
+        jobs = [_show_job(doc) for doc in page]
         return {"ok": True, "jobs": jobs, "counts": queue.count(store, pool)}
 
     return query
+
+
+def find_job_of(pool: str, invocation: str) -> Query:
+    """The ``job`` that a run had when it died, by the store; null if it does not know."""
+
+    def query(store: Store, _host: str) -> Answer:
+        found = queue.find_of_run(store, pool, invocation)
+        return {"ok": True, "job": found["path"] if found else None}
+
+    return query
+
+
+def _find_job(pool: str, job: str) -> Query:
+    if pool:
+        check_pool(pool)
+
+    def query(store: Store, _host: str) -> Answer:
+        try:
+            return {"ok": True, "jobs": [_show_job(queue.find(store, pool, job))]}
+        except queue.NoSuchJob:
+            return {"ok": True, "jobs": []}
+
+    return query
+
+
+def _show_job(doc: Mapping[str, Any]) -> dict[str, Any]:
+    return {"id": doc["_key"], **{name: doc[name] for name in doc if name[0] != "_"}}
 
 
 def _read_health(

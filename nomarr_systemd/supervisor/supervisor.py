@@ -27,7 +27,6 @@ from nomarr_systemd.core.health import (
     SET_FAILED,
     TICK,
     Event,
-    HealthRules,
     State,
 )
 from nomarr_systemd.core.ids import Component, find_instance, is_run, parse_component
@@ -51,6 +50,7 @@ from nomarr_systemd.systemd.running_units import RunningUnits
 
 DEFER_S: Final = 1.0  # how long a report of deaths waits for their jobs to be settled
 _MOST_READS: Final = 17  # of one pipe at once: a worker may have made it 1 MiB large
+_MUCH: Final = pipes.PIPE_BYTES // 4  # in one read: a worker that writes so fast need not wait
 _STOPPING: Final = EVENTS["stopping"]
 
 
@@ -87,7 +87,7 @@ class Supervisor:
         self._run_state = RunState(paths.run_state, loop)
         queries = UnitQueries(loop, user=paths.user)
         self._killer = Killer(loop, queries, self._run_state)
-        self._deadlines = Deadlines(loop, self._config.health, self._be_due)
+        self._deadlines = Deadlines(loop, self._be_due)
         self._actions = HealthActions(
             self._deadlines, queries, self._killer, self._run_state, self.announcer
         )
@@ -104,10 +104,6 @@ class Supervisor:
     @property
     def config(self) -> Config:
         return self._config
-
-    @property
-    def _rules(self) -> HealthRules:
-        return self._config.health
 
     # Start, reload, end
 
@@ -140,7 +136,6 @@ class Supervisor:
         """Change the configuration: pipes are added and removed, all others stay as they are."""
         self._config = config
         self._is_configured = True
-        self._deadlines.rules = config.health
         self._settler.configure(config)
         self.queue_topics.configure(config)
         wanted = {each.component_id: each for each in config.components()}
@@ -153,6 +148,7 @@ class Supervisor:
                 self._watch(worker)
                 self.announcer.tell_worker(worker)
         for worker in self.workers:
+            worker.rules = config.health_for(worker.component)
             self._grant(worker)  # its pool may have another user
             self._deadlines.arm(worker)
         self.announcer.tell_system_soon()
@@ -165,7 +161,8 @@ class Supervisor:
         self._run_state.close()
 
     def _add(self, component: Component, stored: list[int]) -> Worker:
-        worker = self.workers.add(component, self._pipes.open(component.instance, stored))
+        fd = self._pipes.open(component.instance, stored)
+        worker = self.workers.add(component, fd, self._config.health_for(component))
         self._grant(worker)
         self._recall(worker)
         self._sync(worker)
@@ -188,7 +185,7 @@ class Supervisor:
         """Restore what the supervisor before this one kept."""
         kept = self._run_state.recall(worker.component_id)
         with contextlib.suppress(TypeError, KeyError):
-            worker.ended = Run(*kept["ended"][:3]) if kept.get("ended") else None
+            worker.ended = Run(*kept["ended"][:4]) if kept.get("ended") else None
             worker.crash = Crash(*kept["crash"]) if kept.get("crash") else None
         if kept.get("failed"):
             self._step(worker, SET_FAILED)
@@ -207,7 +204,7 @@ class Supervisor:
     def _watch(self, worker: Worker) -> None:
         # Level-triggered epoll would spin on a pipe without a writer.
         mask = select.EPOLLIN | select.EPOLLET
-        self._loop.watch(worker.fd, mask, partial(self._be_readable, worker))
+        self._loop.watch_gently(worker.fd, mask, partial(self._be_readable, worker))
 
     def _be_readable(self, worker: Worker, events: int) -> None:
         if events & select.EPOLLHUP:
@@ -228,6 +225,8 @@ class Supervisor:
                 self._sync(worker)
             return
         self._take(worker, chunk)
+        if len(chunk) >= _MUCH:
+            self._loop.hurry()
         # More than was read is reported again by epoll; an end that was reported is not.
         if len(chunk) == pipes.PIPE_BYTES or worker.is_hung_up:
             self._read_later(worker)
@@ -240,10 +239,10 @@ class Supervisor:
     def _take(self, worker: Worker, chunk: bytes) -> None:
         """Decode, step, announce. systemd shows a run before its first frame can be written, so
         frames that may be of a new run are given to ``_sync`` after they were read."""
-        frames = worker.decode(chunk)
+        frames = worker.decoder.feed(chunk)
         if worker.may_be_of_new_run(frames) and self._sync(worker, frames):
             return
-        transitions = worker.take_all(frames, self._loop.now, self._rules)
+        transitions = worker.take_all(frames, self._loop.now)
         if worker.decoder.drops:
             self._log_drops(worker)
         self._actions.follow(worker, transitions)
@@ -254,7 +253,7 @@ class Supervisor:
 
     def _announce_frames(self, worker: Worker, frames: list[Frame]) -> None:
         is_stalled = worker.frame and disagreement.is_stalled(
-            worker.frame, self._rules.stall_timeout_s
+            worker.frame, worker.rules.stall_timeout_s
         )
         worker.disagreement = disagreement.HUNG if is_stalled else ""
         self.announcer.tell_frames(worker, frames)
@@ -267,7 +266,7 @@ class Supervisor:
             chunk = pipes.read(worker.fd)
             if not chunk:
                 return frames
-            frames += worker.decode(chunk)
+            frames += worker.decoder.feed(chunk)
         self._read_later(worker)
         return frames
 
@@ -313,15 +312,17 @@ class Supervisor:
         has_ended = bool(worker.invocation)
         old, new = _split(frames, current, has_ended=has_ended)
         if has_ended:
-            self._actions.follow(worker, worker.take(old, self._loop.now, self._rules))
+            self._actions.follow(worker, worker.take(old, self._loop.now))
             self._end_run(worker)
+        elif old:
+            worker.keep(old)
         worker.begin(current, self._units.read_wanted(worker.component) if current else "")
         if current:
             self._step(worker, REGISTERED)
             if is_noisy and not has_ended:
                 self._step(worker, NOISE)
-            self._actions.follow(worker, worker.take(new, self._loop.now, self._rules))
-            patience_s = self._rules.staleness_interval_s * self._rules.max_misses
+            self._actions.follow(worker, worker.take(new, self._loop.now))
+            patience_s = worker.rules.staleness_interval_s * worker.rules.max_misses
             check = partial(self._actions.check_for_frames, worker, current)
             self._loop.at(self._loop.now + patience_s, check)
         self._run_state.keep(worker)
@@ -358,16 +359,25 @@ class Supervisor:
             self._step(worker, _STOPPING)
         is_farewell = worker.state.stopping
         self._step(worker, EOF_GONE)
-        worker.ended = Run(invocation, worker.label, worker.job)
+        worker.ended = worker.run
         if is_requested or is_farewell:
             cause = STOPPED if is_requested else LEFT
             end = RunEnd(worker.component_id, invocation, cause, _now_ms(), counted=False)
-            self._settler.settle(end)
+            has_stopped = is_requested and self._is_last(worker)
+            self._settler.settle(end._replace(pool_stopped=has_stopped))
+
+    def _is_last(self, worker: Worker) -> bool:
+        """True if no other worker of the pool runs, has crashed or has failed."""
+        return all(
+            not each.invocation and each.state.status == "unregistered"
+            for each in self.workers
+            if each.component.pool == worker.component.pool and each is not worker
+        )
 
     # Health
 
     def _step(self, worker: Worker, event: Event) -> None:
-        self._actions.follow(worker, worker.step(event, self._loop.now, self._rules))
+        self._actions.follow(worker, worker.step(event, self._loop.now))
 
     def _be_due(self, worker: Worker) -> None:
         """Handle a deadline: read the pipe and check for a stop request before the tick."""
@@ -450,7 +460,7 @@ class Supervisor:
     def find_run(self, worker: Worker, invocation: str) -> Run | None:
         """The present run of a worker or the last one that ended, if it is this one."""
         if invocation and invocation == worker.invocation:
-            return Run(invocation, worker.label, worker.job)
+            return worker.run
         ended = worker.ended
         return ended if ended and invocation == ended.invocation else None
 
@@ -475,7 +485,7 @@ class Supervisor:
     # History
 
     def _arm_snapshot(self) -> None:
-        self._loop.at(self._loop.now + self._rules.snapshot_interval_s, self._snapshot)
+        self._loop.at(self._loop.now + self._config.health.snapshot_interval_s, self._snapshot)
 
     def _snapshot(self) -> None:
         samples = take_samples(self.workers)

@@ -6,7 +6,7 @@ supervisor.py.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import count
 from typing import Any, Final, NamedTuple
@@ -27,6 +27,7 @@ from nomarr_systemd.supervisor.frame_ring import FrameRing
 from nomarr_systemd.supervisor.loop import Loop
 
 _GRAIN_S: Final = 0.25  # deadlines are rounded up to a multiple of this at most
+_DEFAULTS: Final = HealthRules()
 _RUNNING: Final = ("pending", "healthy", "unhealthy", "recovering")
 
 
@@ -36,6 +37,7 @@ class Run(NamedTuple):
     invocation: str
     label: str  # why the supervisor ended it; empty if it did not
     job: str | int | None  # the job of its last frame
+    bad_line: str = ""  # the last line on its pipe that was no frame, and what is wrong with it
 
 
 class Crash(NamedTuple):
@@ -53,10 +55,11 @@ class Worker:
     __slots__ = (
         "armed", "component", "component_id", "crash", "decoder", "disagreement", "drops", "ended",
         "fd", "frame", "frames", "invocation", "is_hung_up", "is_queued", "label", "order", "ring",
-        "shown", "state", "wanted",
+        "rules", "shown", "state", "wanted",
     )  # fmt: skip
 
-    def __init__(self, component: Component, fd: int, order: int) -> None:
+    def __init__(self, component: Component, fd: int, order: int, rules: HealthRules) -> None:
+        self.rules = rules  # its pool's
         self.component = component
         self.component_id = component.component_id
         self.fd = fd
@@ -95,14 +98,19 @@ class Worker:
         self.invocation = invocation
         self.wanted = wanted
         self.label = self.disagreement = ""
+        self.decoder.dropped = None
         self.frame = None
         self.frames = 0
 
-    def decode(self, chunk: bytes) -> list[Frame]:
-        frames = self.decoder.feed(chunk)
-        if frames:
-            self.ring.add([frame.line for frame in frames])
-        return frames
+    @property
+    def run(self) -> Run:
+        """What is known of the present run."""
+        return Run(self.invocation, self.label, self.job, self.decoder.describe_dropped())
+
+    def keep(self, frames: Sequence[Frame]) -> None:
+        """Keep frames for the black box, as those of the run that systemd shows."""
+        lines = [frame.line for frame in frames]
+        self.ring.add(lines, time.time_ns() // 1_000_000, self.invocation)
 
     def may_be_of_new_run(self, frames: Iterable[Frame]) -> bool:
         """Whether a run may have begun that is not known yet: no run is, the known one is dead, or
@@ -114,17 +122,19 @@ class Worker:
             or any(frame.invocation not in mine for frame in frames)
         )
 
-    def take_all(self, frames: list[Frame], now: float, rules: HealthRules) -> list[Transition]:
+    def take_all(self, frames: list[Frame], now: float) -> list[Transition]:
         """Step the health machine by what was decoded last: frames, or noise if there are none."""
         if frames:
-            return self.take(frames, now, rules)
+            return self.take(frames, now)
         if sum(self.decoder.drops.values()) != self.drops:
-            return self.step(NOISE, now, rules)
+            return self.step(NOISE, now)
         return []
 
-    def take(self, frames: Iterable[Frame], now: float, rules: HealthRules) -> list[Transition]:
-        """Step the health machine by frames. One that names another run than the present is late:
-        it is counted and does not step the machine."""
+    def take(self, frames: Sequence[Frame], now: float) -> list[Transition]:
+        """Step the health machine by frames, and keep them. One that names another run than the
+        present is late: it is counted and does not step the machine."""
+        if frames:
+            self.keep(frames)
         transitions: list[Transition] = []
         last: Event | None = None
         late = 0
@@ -136,14 +146,14 @@ class Worker:
             self.frames += 1
             # The same event again at the same time changes nothing; only a dead worker counts each.
             if frame.event is not last or self.state.status == "dead":
-                transitions += self.step(frame.event, now, rules)
+                transitions += self.step(frame.event, now)
                 last = frame.event
         if late:
             self.state = self.state._replace(late=self.state.late + late)
         return transitions
 
-    def step(self, event: Event, now: float, rules: HealthRules) -> list[Transition]:
-        self.state, transitions = step(self.state, event, now, rules)
+    def step(self, event: Event, now: float) -> list[Transition]:
+        self.state, transitions = step(self.state, event, now, self.rules)
         return list(transitions)
 
     def describe(self) -> dict[str, Any]:
@@ -173,6 +183,7 @@ class Worker:
             "drops": self.decoder.drops,
             "disagreement": self.disagreement,
             "progress_age_s": said.get("progress_age_s"),
+            "metrics": said.get("metrics"),
             "frames": self.frames,
             "frame_age_s": round(time.monotonic() - self.state.at, 3) if self.frame else None,
         }
@@ -191,8 +202,8 @@ class Workers:
     def __len__(self) -> int:
         return len(self.by_id)
 
-    def add(self, component: Component, fd: int) -> Worker:
-        worker = Worker(component, fd, next(self._orders))
+    def add(self, component: Component, fd: int, rules: HealthRules = _DEFAULTS) -> Worker:
+        worker = Worker(component, fd, next(self._orders), rules)
         self.by_id[worker.component_id] = worker
         return worker
 
@@ -209,16 +220,15 @@ class Deadlines:
     do not cost a wakeup each.
     """
 
-    def __init__(self, loop: Loop, rules: HealthRules, on_due: Callable[[Worker], None]) -> None:
-        self.rules = rules
+    def __init__(self, loop: Loop, on_due: Callable[[Worker], None]) -> None:
         self._loop = loop
         self._on_due = on_due
 
     def arm(self, worker: Worker) -> None:
-        due = deadline(worker.state, self.rules)
+        due = deadline(worker.state, worker.rules)
         if due is None:
             return
-        due += -due % min(_GRAIN_S, self.rules.staleness_interval_s / 20)
+        due += -due % min(_GRAIN_S, worker.rules.staleness_interval_s / 20)
         if worker.armed is None or due < worker.armed:
             worker.armed = due
             self._loop.at(due, partial(self._fire, worker, due))
@@ -227,7 +237,7 @@ class Deadlines:
         if worker.armed != when:
             return  # an earlier timer replaced this one, or the worker was removed
         worker.armed = None
-        due = deadline(worker.state, self.rules)
+        due = deadline(worker.state, worker.rules)
         if due is not None and due <= self._loop.now:
             self._on_due(worker)
         else:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from nomarr_systemd.core.ids import Component
+from nomarr_systemd.core.job import describe_quarantine, release_command
 from nomarr_systemd.core.ledger_record import Record
 from nomarr_systemd.core.text import one_line
 
@@ -62,15 +63,28 @@ def write_incident(pool: str, text: str, *, opened: bool) -> None:
     _write(kind, text, {"NOMARR_POOL": pool, "NOMARR_REASON": text})
 
 
-def write_pool_failure(pool: str, reason: str) -> None:
-    """Write one entry about a pool whose workers were stopped and masked."""
+def write_pool_failure(pool: str, reason: str, workers: Sequence[Component], *, user: bool) -> None:
+    """Write one entry about a pool whose workers were stopped and masked, and one to each."""
     text = f"pool {pool} has failed: {reason}"
-    _write("pool-failed", text, {"NOMARR_POOL": pool, "NOMARR_REASON": text})
+    fields = {"NOMARR_POOL": pool, "NOMARR_REASON": text}
+    _write("pool-failed", text, fields)
+    for each in workers:
+        own = f"{each.instance}: masked, because {text}. When mended: nomarrctl reset --pool {pool}"
+        _write("pool-failed", own, _name_worker(each, user=user) | fields)
 
 
-def write_quarantine(component: Component, jobs: Sequence[str], *, user: bool) -> None:
-    """Write one entry about quarantined jobs; ``component`` is the last worker that died of one."""
-    text = f"{component.instance}: job {', '.join(jobs)} was quarantined; restarts are given back"
+def write_quarantine(
+    component: Component, jobs: Sequence[str], given_back: int, *, user: bool
+) -> None:
+    """Write one entry about quarantined jobs to a worker that died of one; ``given_back`` is the
+    number of restarts that it got back."""
+    many = "restart was" if given_back == 1 else "restarts were"
+    text = (
+        f"{component.instance}: {describe_quarantine(', '.join(jobs))}; {given_back} {many} given"
+        " back to this worker."
+    )
+    if command := release_command(jobs[0]):
+        text += f" To let it run again: {command}"
     fields = {"NOMARR_POOL": component.pool, "NOMARR_JOB": jobs[0]}
     _write("quarantine", text, _name_worker(component, user=user) | fields)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, Final, Literal, TypeVar
 
-from nomarr_systemd.core.errors import NomarrError
+from nomarr_systemd.core.errors import NomarrError, NotPermitted
 from nomarr_systemd.core.ids import Component
 from nomarr_systemd.systemd.dbus.connection import (
     MANAGER,
@@ -34,11 +34,12 @@ _INTERFACE: Final = "org.freedesktop.systemd1."
 # Properties that every unit has; others are those of its kind.
 _EVERY_UNITS: Final = frozenset(
     (
-        *("ActiveEnterTimestampMonotonic", "ActiveState", "BindsTo", "ConditionResult"),
+        *("ActiveEnterTimestampMonotonic", "ActiveExitTimestampMonotonic", "ActiveState"),
+        *("BindsTo", "ConditionResult"),
         *("ConditionTimestampMonotonic", "InactiveEnterTimestampMonotonic"),
-        *("InactiveExitTimestampMonotonic",),
-        *("InvocationID", "Job", "LoadError", "LoadState", "Requires", "Requisite", "SubState"),
-        *("UnitFileState",),
+        *("DropInPaths", "FragmentPath", "InactiveExitTimestampMonotonic"),
+        *("InvocationID", "Job", "LoadError", "LoadState", "NeedDaemonReload", "Requires"),
+        *("Requisite", "SubState", "UnitFileState"),
     )
 )
 _GONE: Final = (
@@ -79,10 +80,19 @@ class Masked(Refused):
     """The unit is masked."""
 
 
+class NotAllowed(Refused, NotPermitted):
+    """systemd does not let this user do that."""
+
+    code = NotPermitted.code
+    exit_status = NotPermitted.exit_status
+
+
 _ERRORS: Final[Mapping[str, type[Refused]]] = {
     "org.freedesktop.systemd1.NoSuchUnit": NotLoaded,
     "org.freedesktop.systemd1.UnitExists": AlreadyThere,
     "org.freedesktop.systemd1.UnitMasked": Masked,
+    "org.freedesktop.DBus.Error.AccessDenied": NotAllowed,
+    "org.freedesktop.DBus.Error.InteractiveAuthorizationRequired": NotAllowed,
 }
 
 
@@ -120,14 +130,14 @@ class Manager:
             calls.append(Call("Get", "ss", (MANAGER, _STARTED), interface=PROPERTIES))
         answers = self._ask_all(calls)
         if self._started_us is None:
-            self._started_us = int(_as_text(answers.pop()))
+            self._started_us = int(_as_text(_STARTED, answers.pop()))
         rows = dict(zip(listed, answers.pop()[0], strict=True)) if listed else {}
         single = iter(answers)
         return {
             unit: {
-                name: _as_text([_LISTED[name](rows[unit])])
+                name: _as_text(name, [_LISTED[name](rows[unit])])
                 if name in _LISTED
-                else _as_text(next(single))
+                else _as_text(name, next(single))
                 for name in properties
             }
             for unit, properties in questions.items()
@@ -136,12 +146,16 @@ class Manager:
     def show_manager(self, *properties: str) -> dict[str, str]:
         """Properties of the manager itself."""
         calls = [Call("Get", "ss", (MANAGER, name), interface=PROPERTIES) for name in properties]
-        return dict(zip(properties, map(_as_text, self._ask_all(calls)), strict=True))
+        return dict(zip(properties, map(_as_text, properties, self._ask_all(calls)), strict=True))
 
     def list_failed(self, pattern: str) -> list[str]:
         """The loaded units of this pattern that are ``failed``."""
-        found = self._ask(Call("ListUnitsByPatterns", "asas", (["failed"], [pattern])))
-        return [row[0] for row in found[0]]
+        return self.list_units("failed", pattern)
+
+    def list_units(self, state: str, pattern: str) -> list[str]:
+        """The loaded units of this pattern whose ActiveState is this."""
+        found = self._ask(Call("ListUnitsByPatterns", "asas", ([state], [pattern])))
+        return [row[0] for row in found[0] if row[3] == state]
 
     def start(self, unit: str) -> None:
         """Queue a start and do not wait for it."""
@@ -204,9 +218,21 @@ class Manager:
     def reload(self) -> None:
         self._call("systemctl", "daemon-reload")
 
+    def restart_running(self, units: Iterable[str]) -> None:
+        """Restart those of the units that run; waits until they are ready."""
+        for portion in _portions(units):
+            self._call("systemctl", "try-restart", *portion)
+
     def reload_or_start(self, unit: str) -> None:
-        """Reload the unit, or start it; waits until it is ready."""
-        self._call("systemctl", "reload-or-restart", unit)
+        """Reload the unit, or start it; waits until it is ready.
+
+        A reload would wait until a unit behind this one has stopped, which may take for ever; it
+        depends on nothing, so it is done at once.
+        """
+        if self.show([unit], ["ActiveState"])[unit]["ActiveState"] == "active":
+            self._call("systemctl", "--job-mode=ignore-dependencies", "reload", unit)
+        else:
+            self._call("systemctl", "start", unit)
 
     def schedule_all(self, due_ms: Mapping[Component, int]) -> dict[Component, ManagerError | None]:
         """Make timers that start ``nomarr-restart@`` once, at these CLOCK_MONOTONIC times;
@@ -217,6 +243,31 @@ class Manager:
             if isinstance(answer, AlreadyThere):
                 answers[component] = self._replace_timer(component, calls[component])
         return answers
+
+    def schedule_unit(self, timer: str, unit: str, due_ms: int) -> None:
+        """Make a timer that starts this unit once, in place of one of the same name."""
+        settings = [
+            ("Description", ("s", f"Nomarr start of {unit}")),
+            ("Unit", ("s", unit)),
+            ("TimersMonotonic", ("a(st)", [("OnStartupSec", self._since_start_us(due_ms))])),
+            ("AccuracyUSec", ("t", 100_000)),
+            ("RemainAfterElapse", ("b", False)),
+        ]
+        call = Call("StartTransientUnit", "ssa(sv)a(sa(sv))", (timer, "replace", settings, []))
+        for _ in range(_REPLACE_TRIES):
+            answer = self._try_all({timer: call})[timer]
+            if not isinstance(answer, AlreadyThere):
+                break
+            self.begin_stop(timer)  # the manager unloads it a moment later
+            time.sleep(0.002)
+        if answer is not None:
+            raise answer
+
+    def _since_start_us(self, due_ms: int) -> int:
+        if self._started_us is None:
+            self._started_us = int(self.show_manager(_STARTED)[_STARTED])
+        # Whole milliseconds, or a daemon-reload would round it.
+        return max(0, due_ms - self._started_us // 1000) * 1000
 
     def _replace_timer(self, component: Component, call: Call) -> ManagerError | None:
         for _ in range(_REPLACE_TRIES):
@@ -230,13 +281,9 @@ class Manager:
     def _timer_call(self, component: Component, due_ms: int) -> Call:
         """Use OnStartupSec=, an absolute time: OnActiveSec= begins again at every daemon-reload.
         The timer stays when it has elapsed; if it is gone, it was cancelled."""
-        if self._started_us is None:
-            self._started_us = int(self.show_manager(_STARTED)[_STARTED])
-        # Whole milliseconds, or a daemon-reload would round it.
-        since_start_us = max(0, due_ms - self._started_us // 1000) * 1000
         settings = [
             ("Description", ("s", f"Nomarr backoff of worker {component.instance}")),
-            ("TimersMonotonic", ("a(st)", [("OnStartupSec", since_start_us)])),
+            ("TimersMonotonic", ("a(st)", [("OnStartupSec", self._since_start_us(due_ms))])),
             ("AccuracyUSec", ("t", 10_000)),
             ("RemainAfterElapse", ("b", True)),
             ("PartOf", ("as", [component.unit, TARGET])),
@@ -286,9 +333,21 @@ class Manager:
         except (OSError, subprocess.TimeoutExpired) as error:
             raise ManagerError(f"{program} {arguments[0]}: {error}") from error
         if done.returncode not in fine:
-            said = done.stderr.strip() or f"exit status {done.returncode}"
-            kind = NotLoaded if "not loaded" in said else Refused
+            said = _shorten(done.stderr.strip()) or f"exit status {done.returncode}"
+            kind = NotLoaded if "not loaded" in said else _kind_of(said, Refused)
             raise kind(f"{program} {' '.join(arguments)[:200]}: {said}")
+
+
+def _kind_of(said: str, other: type[ManagerError]) -> type[ManagerError]:
+    """The error for what systemctl said."""
+    words = ("Access denied", "uthentication required", "Permission denied")
+    return NotAllowed if any(each in said for each in words) else other
+
+
+def _shorten(text: str) -> str:
+    """The first lines of what systemctl said: it says the same of each of thousands of units."""
+    first, *more = text.split("\n")
+    return f"{first[:300]} (and {len(more)} lines more)" if more else first[:300]
 
 
 def _portions(names: Iterable[str]) -> Iterator[list[str]]:
@@ -309,10 +368,10 @@ def timer_of(component: Component) -> str:
 
 def read_timer(shown: Mapping[str, str]) -> Literal["none", "waiting", "elapsed"]:
     """Read the state of a restart's timer from its Job and SubState."""
-    if shown["SubState"] == "elapsed":
+    if shown["SubState"] in ("elapsed", "running"):  # running: what it has started still runs
         return "elapsed"
     # A busy manager answers before it has started the timer.
-    return "waiting" if shown["SubState"] in ("waiting", "running") or shown["Job"] else "none"
+    return "waiting" if shown["SubState"] == "waiting" or shown["Job"] else "none"
 
 
 def monotonic_ms() -> int:
@@ -325,7 +384,7 @@ def _interface_of(unit: str, name: str) -> str:
     return f"{_INTERFACE}{kind}"
 
 
-def _as_text(answer: Sequence[Any]) -> str:
+def _as_text(name: str, answer: Sequence[Any]) -> str:
     """Convert a property to the text that ``systemctl show`` writes."""
     match answer[0]:
         case bool(value):
@@ -336,10 +395,10 @@ def _as_text(answer: Sequence[Any]) -> str:
             return " ".join(map(str, values))
         case (int(number), str()):  # a job
             return str(number) if number else ""
-        case (str(name), str(text)):  # an error
-            return f'{name} "{text}"' if name else ""
+        case (str(code), str(text)):  # an error
+            return f'{code} "{text}"' if code else ""
         case int(number) if number == _NO_LIMIT:
-            return "infinity"
+            return "[not set]" if name.endswith(("Current", "Peak")) else "infinity"
         case value:
             return str(value)
 
@@ -364,5 +423,5 @@ def _queue(verb: str, names: Sequence[str], *, user: bool) -> None:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ManagerError(f"systemctl {verb}: {error}") from error
     if done.returncode not in ((0, _NOT_LOADED) if verb == "stop" else (0,)):
-        said = done.stderr.strip() or f"exit status {done.returncode}"
-        raise ManagerError(f"systemctl {verb}: {said[:500]}")
+        said = _shorten(done.stderr.strip()) or f"exit status {done.returncode}"
+        raise _kind_of(said, ManagerError)(f"systemctl {verb}: {said}")

@@ -11,10 +11,11 @@ from typing import Final
 Facts = Mapping[str, str]
 # Asked of nomarr-wanted@, and of the worker's unit.
 WANTED_FACTS: Final = (
-    *("ActiveState", "Job"),
+    *("ActiveState", "Job", "InvocationID"),
     *("InactiveEnterTimestampMonotonic", "InactiveExitTimestampMonotonic"),
 )
 UNIT_FACTS: Final = ("InactiveExitTimestampMonotonic", "InactiveEnterTimestampMonotonic")
+DOWN_FACTS: Final = ("ActiveState", "LoadState", "Job", "InvocationID", *UNIT_FACTS)
 _LONGEST_STOP_US: Final = 600 * 1_000_000
 _RESTART_US: Final = 1_000_000  # a restart stops and starts the wanted unit at once
 
@@ -45,6 +46,28 @@ def was_asked_before(died_us: int, wanted: Facts) -> bool:
     if stopped + _RESTART_US < _us(wanted, "InactiveExitTimestampMonotonic") <= died_us:
         return False
     return 0 < stopped <= died_us < stopped + _LONGEST_STOP_US
+
+
+def is_down(unit: Facts, wanted: Facts) -> bool:
+    """True if the unit does not run although it was started and no stop was requested since: it
+    failed, ended by itself, or could not be started."""
+    is_idle = unit["ActiveState"] in ("inactive", "failed") and not unit["Job"]
+    return is_idle and wanted["ActiveState"] == "active" and not wanted["Job"]
+
+
+def has_begun(unit: Facts, wanted: Facts) -> bool:
+    """True if the unit has run since it was last wanted. Both are started at once, so a run that
+    could have ended before the wanted unit began is an older one."""
+    ended = _us(unit, "InactiveEnterTimestampMonotonic")
+    return bool(unit["InvocationID"]) and ended >= _us(wanted, "InactiveExitTimestampMonotonic")
+
+
+def find_run(unit: Facts, wanted: Facts) -> str:
+    """Return the invocation of the unit's present or last run; if it could not be started since it
+    is wanted, that of its wanted unit."""
+    if is_down(unit, wanted) and not has_begun(unit, wanted):
+        return wanted["InvocationID"]
+    return unit["InvocationID"]
 
 
 def _us(facts: Facts, name: str) -> int:

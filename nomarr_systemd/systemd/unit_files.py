@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from nomarr_systemd.config.store_url import SqliteUrl, parse_store_url
 from nomarr_systemd.config.values import Config, Directive, Pool
 from nomarr_systemd.core.errors import ConfigError, NomarrError
 from nomarr_systemd.core.ids import UNIT_PREFIX, UNIT_SUFFIX, Component
@@ -26,6 +27,13 @@ _MARK_LINE: Final = f"{MARK}: change nomarr.toml, not this file, which is writte
 DROPIN: Final = "20-nomarr.conf"
 SYSTEM_DROPIN: Final = "10-system.conf"
 TARGET: Final = "nomarr-workers.target"
+# They need a network only for a store on a server.
+STORE_USERS: Final = (
+    "nomarr-controller.service",
+    "nomarr-reconcile.service",
+    "nomarr-supervisor.service",
+)
+_MAX_COMPLAINTS: Final = 20
 
 # Directives of [Unit]; all others that a pool may set belong to [Service].
 _UNIT_FAMILIES: Final = ("Assert", "Condition", "Job", "Propagates", "StopPropagated")
@@ -62,6 +70,12 @@ class UnitError(NomarrError):
     code = "units"
 
 
+class UnitsRefused(ConfigError):
+    """systemd does not accept what the configuration makes of the units."""
+
+    code = "units"
+
+
 class Changes(NamedTuple):
     """The files to add, change and remove; names are relative to ``directory``."""
 
@@ -70,13 +84,21 @@ class Changes(NamedTuple):
     change: dict[str, str]
     remove: tuple[str, ...]
 
+    def concern(self, unit: str) -> bool:
+        """True if the drop-in of this unit is among the files."""
+        return f"{unit}.d/{DROPIN}" in (*self.add, *self.change, *self.remove)
+
     def __bool__(self) -> bool:
         return bool(self.add or self.change or self.remove)
 
 
 def find_data(kind: str) -> str:
-    """Return the directory ``units`` or ``templates`` beside the package."""
+    """Return the directory ``units``, ``templates`` or ``examples``: beside the package, or inside
+    it if pip installed it."""
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    inside = os.path.join(package, "data", kind)
+    if os.path.isdir(inside):
+        return inside
     directory = os.path.join(os.path.dirname(package), kind)
     if not os.path.isdir(directory):
         raise UnitError(
@@ -133,6 +155,9 @@ def render_files(config: Config, paths: Paths, *, libexec: str = LIBEXEC) -> dic
         for component in config.components()
     }
     files[f"{TARGET}.d/{DROPIN}"] = render_target(config)
+    if not paths.user and isinstance(parse_store_url(config.store.url), SqliteUrl):
+        closed = templates.get_template("no-network.conf.j2").render(mark=_MARK_LINE)
+        files |= {f"{unit}.d/{DROPIN}": closed for unit in STORE_USERS}
     if paths.user:
         base = read_base_units(paths, libexec=libexec)
         files |= {name: f"{_MARK_LINE}\n{text}" for name, text in base.items()}
@@ -175,7 +200,7 @@ def install(changes: Changes) -> None:
 
 
 def verify(config: Config, paths: Paths, *, libexec: str = LIBEXEC) -> None:
-    """Raise UnitError with systemd's message unless it accepts every unit as to be installed.
+    """Raise UnitsRefused with systemd's message unless it accepts every unit as to be installed.
 
     One worker of each pool is checked: the others differ only in their number.
     """
@@ -194,7 +219,10 @@ def verify(config: Config, paths: Paths, *, libexec: str = LIBEXEC) -> None:
         names = [name for name in files if "/" not in name] + [first.unit for first in firsts]
         complaints = analyze(directory, names, user=paths.user)
     if complaints:
-        raise UnitError(
+        if len(complaints) > _MAX_COMPLAINTS:
+            more = f"… and {len(complaints) - _MAX_COMPLAINTS} lines more"
+            complaints = [*complaints[:_MAX_COMPLAINTS], more]
+        raise UnitsRefused(
             "systemd does not accept the units:\n" + "\n".join(complaints),
             hint="see command and [pool.NAME.unit] in nomarr.toml; nothing was changed",
         )
@@ -242,11 +270,11 @@ def _render_dropin(
         mark=_MARK_LINE,
         component=component,
         pool=pool,
-        health=config.health,
+        health=pool.health,
         unit=[line for line in lines if _stands_in_unit(line[0])],
         service=[line for line in lines if not _stands_in_unit(line[0])],
         command=pool.command or (f"{libexec}/nomarr-worker", pool.entrypoint),
-        settings="" if pool.command else _settings(pool, config),
+        settings=_settings(pool, config),
     )
 
 
@@ -267,10 +295,12 @@ def _templates() -> Environment:
 
 def _settings(pool: Pool, config: Config) -> str:
     """Return the settings that worker/environment.py reads, as JSON. The store's URL has no
-    password."""
-    names = ("frame_interval_s", "stall_timeout_s", "gpu_health_max_age_s")
-    values = {name: getattr(config.health, name) for name in names}
-    values["idle_evict_s"] = pool.idle_evict_s
+    password. A program of another kind needs the store only, for ``nomarrctl job``."""
+    values: dict[str, object] = {}
+    if not pool.command:
+        names = ("frame_interval_s", "stall_timeout_s", "gpu_health_max_age_s")
+        values |= {name: getattr(pool.health, name) for name in names}
+        values["idle_evict_s"] = pool.idle_evict_s
     values["store"] = {name: text for name, text in config.store._asdict().items() if text}
     return json.dumps(values, separators=(",", ":"))
 

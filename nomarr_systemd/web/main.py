@@ -14,7 +14,7 @@ from typing import Final
 
 from nomarr_systemd.config.store_url import parse_address
 from nomarr_systemd.config.values import WebSettings
-from nomarr_systemd.core.errors import ConfigError, NomarrError
+from nomarr_systemd.core.errors import ConfigError, NomarrError, NotPermitted
 from nomarr_systemd.host.configuration import NotApplied
 from nomarr_systemd.host.program_options import PLACES, parse_options
 from nomarr_systemd.host.scope import Scope, make_scope
@@ -34,7 +34,7 @@ def read_settings(scope: Scope) -> WebSettings:
         return scope.read_in_force().web
     except NotApplied:
         return WebSettings()
-    except ConfigError as error:
+    except (ConfigError, NotPermitted) as error:
         logging.warning("%s; the defaults of [web] are used", error)
         return WebSettings()
 

@@ -45,6 +45,7 @@ class Site:
         self.upstream = Upstream(scope.paths.live, self.broker)
         self.metrics = Metrics()
         self.upstream.on_job = self.metrics.observe_job
+        self.upstream.on_link = self._forget_look
         self.frame_clients = 0
         with open(OPENAPI, encoding="utf-8") as file:
             self.openapi: dict[str, Any] = json.load(file)
@@ -70,9 +71,14 @@ class Site:
         return await asyncio.shield(self._look)
 
     def _take_look(self, look: asyncio.Future[readers.State]) -> None:
-        self._look = None
-        if not look.cancelled():
-            self._state = None if look.exception() else look.result()
+        failed = look.cancelled() or look.exception() is not None
+        if look is self._look:
+            self._look = None
+            self._state = None if failed else look.result()
+
+    def _forget_look(self) -> None:
+        """What was seen before the supervisor left or came back is not shown after it."""
+        self._look = self._state = None
 
     async def config(self) -> Config:
         """The configuration in force, which can be read without systemd."""

@@ -10,9 +10,11 @@ from tornado.iostream import StreamClosedError
 
 from nomarr_systemd.core.errors import BadName
 from nomarr_systemd.live.client import NoSupervisor, Subscription
+from nomarr_systemd.live.protocol import SYSTEM, make_event
 from nomarr_systemd.web.broker import Reader, encode
 from nomarr_systemd.web.handlers import Handler
 from nomarr_systemd.web.ticker import EVERY_S
+from nomarr_systemd.web.upstream import LOST
 
 MAX_CLIENTS: Final = 1000
 MAX_FRAME_CLIENTS: Final = 32  # each has a connection of its own to the supervisor
@@ -90,6 +92,8 @@ class EventsHandler(Handler):
         reader, first = site.broker.add_reader(
             others or ["none"], self.request.headers.get("Last-Event-ID", "")
         )
+        if not site.upstream.is_connected and reader.patterns.match(SYSTEM):
+            first += encode(make_event(SYSTEM, LOST))
         site.frame_clients += bool(frames)
         self._task = asyncio.current_task()
         source = Frames(site.scope.paths.live, frames) if frames else None

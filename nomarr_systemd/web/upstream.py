@@ -32,6 +32,7 @@ class Upstream:
         self.is_connected = False
         self.lost = 0  # events that the supervisor dropped because this process was too slow
         self.on_job: Callable[[str, float], None] = lambda _pool, _seconds: None
+        self.on_link: Callable[[], None] = lambda: None  # it is lost, or back
         self._path = path
         self._broker = broker
         self._sleep = sleep
@@ -44,8 +45,7 @@ class Upstream:
             with contextlib.suppress(NoSupervisor, OSError):
                 await self._follow()
             if self.is_connected:
-                self.is_connected = False
-                self._broker.publish(make_event(SYSTEM, LOST))
+                self._set_connected(LOST)
             retry_s = _FIRST_RETRY_S if time.monotonic() - began > _LAST_RETRY_S else retry_s
             await self._sleep(retry_s)
             retry_s = min(retry_s * 2, _LAST_RETRY_S)
@@ -66,13 +66,17 @@ class Upstream:
                 if events is None:
                     return
                 if events and not self.is_connected:
-                    self.is_connected = True
-                    self._broker.publish(make_event(SYSTEM, BACK))
+                    self._set_connected(BACK)
                 for event in events:
                     self._take(event)
         finally:
             loop.remove_reader(subscription.fileno())
             subscription.close()
+
+    def _set_connected(self, change: str) -> None:
+        self.is_connected = change == BACK
+        self.on_link()
+        self._broker.publish(make_event(SYSTEM, change))
 
     def _take(self, event: Mapping[str, Any]) -> None:
         if event.get("type") == "lost":

@@ -8,6 +8,10 @@ The state of each job is a file in a state folder, which is the workers' own: be
 $STATE_DIRECTORY, or where the user's state is, unless another is given. Other users that may
 write the folder of the jobs cannot change it. A claim is a kernel lock on that file, so it ends
 with its process. Any number of workers of one user may share a folder.
+
+It is no queue: crash_policy, job_max_crashes and the refunds of docs/policy.md do not hold for its
+jobs, the supervisor does not settle them, and ``nomarrctl jobs`` does not show them. For all that,
+feed the pool's queue: ``find FOLDER -name '*.flac' -print0 | nomarrctl jobs add -0 -``.
 """
 
 from __future__ import annotations

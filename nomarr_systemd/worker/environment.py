@@ -12,6 +12,7 @@ from nomarr_systemd.core.errors import BadName, ConfigError
 from nomarr_systemd.core.health import HealthRules
 from nomarr_systemd.core.ids import parse_component
 
+_MAX_PAST = 200
 _HINT = "nomarrctl apply writes the unit's environment; run it again"
 
 
@@ -31,6 +32,8 @@ class Environment(NamedTuple):
     invocation: str = ""
     watchdog_s: float = 0.0  # 0: no watchdog
     settings: Settings = Settings()
+    state_directory: str = ""  # where the ends of jobs are kept while the store is away
+    past: str = ""  # its restarts and its last crash, in a few words
 
 
 def read_environment(variables: Mapping[str, str], pid: int) -> Environment:
@@ -48,6 +51,8 @@ def read_environment(variables: Mapping[str, str], pid: int) -> Environment:
         variables.get("INVOCATION_ID", ""),
         _read_watchdog(variables, pid),
         _read_settings(variables.get("NOMARR_SETTINGS", "{}")),
+        variables.get("STATE_DIRECTORY", "").partition(":")[0],
+        variables.get("NOMARR_PAST", "")[:_MAX_PAST],
     )
 
 

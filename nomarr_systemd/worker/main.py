@@ -60,7 +60,7 @@ def make_worker(entrypoint: str) -> Worker:
         what = "is not a subclass of Worker" if hasattr(module, name) else "does not exist"
         raise ConfigError(
             f"entrypoint {entrypoint}: {name} {what} in {module.__file__}",
-            hint="subclass nomarr_systemd.worker.runtime.Worker, and correct entrypoint = …",
+            hint="subclass nomarr_systemd.worker.Worker, and correct entrypoint = …",
         )
     return found()
 

@@ -262,7 +262,10 @@ class Pulse:
     def _describe(self, now: float) -> str:
         ending = "supervisor gone" if self.lost else ""
         return describe(
-            self._judge(now), self._tally, ending="stopping" if self._stop_asked else ending
+            self._judge(now),
+            self._tally,
+            ending="stopping" if self._stop_asked else ending,
+            past=self._environment.past,
         )
 
     def _send_farewell(self) -> None:

@@ -32,6 +32,7 @@ CLAIM_TRIES = 10  # then other workers are faster: wait as if there were no job
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 _Result = TypeVar("_Result")
+_OF_A_FILE = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
 
 
 class Waits(NamedTuple):
@@ -53,6 +54,7 @@ class Worker:
     needs_gpu = False  # no job is begun while the store says that the GPU is not available
     idle_waits = Waits(1.0, 1.5, 30.0)
     backoff_waits = Waits(1.0, 2.0, 60.0)
+    nonfatal: tuple[type[Exception], ...] = ()  # exceptions of ``process`` that are the job's fault
     _pulse: Pulse | None = None
 
     def load(self) -> None:
@@ -75,6 +77,8 @@ class Worker:
     def process(self, job: str) -> object:
         """Do one job; the result is stored with it, if it is JSON.
 
+        An exception fails the job. It counts against the worker, too, unless it is NonFatal, named
+        in ``nonfatal``, or says that the job's own file is missing, closed or a directory.
         Call ``progress`` in between if it may take longer than stall_timeout_s.
         """
         raise NotImplementedError
@@ -107,6 +111,7 @@ class Runtime:
         self._proven = True  # False: lazy, and no job done since it was loaded
         self._evicted = False
         self._unready = False
+        self._knows_average = False  # that of its earlier runs
         self._idle_since: float | None = None
         self._idle_s = self._backoff_s = 0.0  # the last waits
 
@@ -183,6 +188,9 @@ class Runtime:
     def _take(self) -> str | None:
         for _ in range(CLAIM_TRIES):
             self._tally.discovery_attempts += 1
+            if self._queue and not self._knows_average:
+                self._tally.avg_time_s = self._queue.read_average()
+                self._knows_average = True
             job = self._source.discover()
             if job is None or self._source.claim(job):
                 return job
@@ -193,7 +201,8 @@ class Runtime:
         try:
             if self._queue and self._worker.needs_gpu:
                 self._queue.check_gpu()
-            self._worker.preflight()
+            if self._worker.preflight() is False:  # type: ignore[func-returns-value]
+                raise TypeError("it returned False; to say that no job can be done, raise NotReady")
         except NotReady:
             raise
         except Exception as error:  # a check that fails must not end the worker
@@ -218,20 +227,33 @@ class Runtime:
         except NotReady:
             self._source.release(job)
             raise
-        except NonFatal as error:
-            log.warning("job %r failed: %s", job, error)
-            end = partial(self._source.fail, job, error)
         except Exception as error:
-            self._blame(error, f"job {job!r}")
-            if isinstance(error, Recovering | MemoryError):
-                recovering = error if isinstance(error, Recovering) else OutOfMemory()
-                self._pulse.recover(recovering.seconds)
+            if self._is_of_job(error, job):
+                log.warning("job %r failed: %s: %s", job, type(error).__name__, error)
+            else:
+                self._blame(error, f"job {job!r}")
+                if isinstance(error, Recovering | MemoryError):
+                    recovering = error if isinstance(error, Recovering) else OutOfMemory()
+                    self._pulse.recover(recovering.seconds)
             end = partial(self._source.fail, job, error)
         else:
             end = partial(self._source.complete, job, result)
             self._tally.count_done(monotonic() - begun)
             self._proven = True
             self._pulse.recovered()
+        self._end(end)
+
+    def _is_of_job(self, error: Exception, job: str) -> bool:
+        """True if the job is to blame for an exception of ``process``, not the worker: it is named
+        in ``nonfatal``, or the operating system refuses the job's own file."""
+        if isinstance(error, (NonFatal, *self._worker.nonfatal)):
+            return True
+        if not isinstance(error, _OF_A_FILE) or not isinstance(error.filename, str | bytes):
+            return False
+        return os.path.abspath(os.fsdecode(error.filename)) == os.path.abspath(job)
+
+    def _end(self, end: Callable[[], None]) -> None:
+        """Report the end of the job to its source."""
         self._pulse.progress()
         try:
             end()
@@ -278,6 +300,7 @@ class Runtime:
             self._environment.component_id,
             self._environment.invocation,
             gpu_max_age_s=settings.gpu_health_max_age_s,
+            state_directory=self._environment.state_directory,
         )
         return self._queue
 

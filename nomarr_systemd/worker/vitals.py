@@ -17,7 +17,8 @@ class Condition(NamedTuple):
 
 
 class Tally:
-    """Counts of one run; the average is over jobs that were done: 0.8·old + 0.2·new."""
+    """Counts of one run; the average is over jobs that were done, also in earlier runs:
+    0.8·old + 0.2·new."""
 
     __slots__ = (
         "avg_time_s",
@@ -35,8 +36,8 @@ class Tally:
         self.avg_time_s = 0.0
 
     def count_done(self, seconds: float) -> None:
-        first = self.files_processed == 0
-        self.avg_time_s = seconds if first else 0.8 * self.avg_time_s + 0.2 * seconds
+        old = self.avg_time_s
+        self.avg_time_s = 0.8 * old + 0.2 * seconds if old else seconds
         self.files_processed += 1
         self.consecutive_errors = 0
 
@@ -50,8 +51,9 @@ class Tally:
         }
 
 
-def describe(condition: Condition, tally: Tally, *, ending: str) -> str:
-    """The text of STATUS=: one short line, whatever the job is called."""
+def describe(condition: Condition, tally: Tally, *, ending: str, past: str = "") -> str:
+    """The text of STATUS=: one short line, whatever the job is called. ``past`` is what its unit
+    knows of its restarts."""
     words = [ending] if ending and condition.phase != "stopping" else []
     if condition.status in ("recovering", "pending") and condition.phase != "loading_models":
         words.append(condition.status)
@@ -64,6 +66,8 @@ def describe(condition: Condition, tally: Tally, *, ending: str) -> str:
         text += f"; {tally.files_processed} done, {tally.avg_time_s:.2f} s on average"
     if tally.consecutive_errors:
         text += f"; {tally.consecutive_errors} errors in a row"
+    if past:
+        text += f"; {escape(past)}"
     return text
 
 

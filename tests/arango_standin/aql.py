@@ -7,6 +7,7 @@ aql/high-level-operations/. What is not understood is a parse error (1501), neve
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import cmp_to_key
 from typing import Any, NamedTuple, Protocol
@@ -56,6 +57,8 @@ _FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "IS_ARRAY": lambda value: rank(value) == 4,
     "IS_OBJECT": lambda value: rank(value) == 5,
 }
+
+_CLOCK: dict[str, Callable[[], int]] = {"DATE_NOW": lambda: time.time_ns() // 1_000_000}
 
 
 def parse(text: str, bound: Mapping[str, Any]) -> Query:
@@ -158,6 +161,11 @@ class _Parser:
         return value
 
     def _collect(self) -> Operation:
+        grouped: tuple[str, Expression] | None = None
+        if self._peek().kind == "name":
+            name = self._expect("name")
+            self._expect("sign", "=")
+            grouped = name, self._expression()
         self._expect("keyword", "WITH")
         if self._peek().text.upper() != "COUNT":  # a word of its own only here
             raise self._unexpected(self._peek())
@@ -165,7 +173,20 @@ class _Parser:
         self._expect("keyword", "INTO")
         variable = self._expect("name")
         self._declare(variable)
-        return lambda rows, _: [{variable: len(rows)}]
+        if grouped is None:
+            return lambda rows, _: [{variable: len(rows)}]
+        value_name, value = grouped
+        self._declare(value_name)
+
+        def count(rows: list[Row], _: Documents) -> list[Row]:
+            found: dict[str, tuple[Any, int]] = {}
+            for row in rows:
+                each = value(row)
+                known = json.dumps(each, sort_keys=True)
+                found[known] = each, found.get(known, (None, 0))[1] + 1
+            return [{value_name: each, variable: number} for each, number in found.values()]
+
+        return count
 
     def _remove(self) -> Operation:
         target = self._operand()  # not a whole expression, which the IN would belong to
@@ -273,11 +294,14 @@ class _Parser:
             return lambda row: row[name]
         if self._accept("sign", "("):
             function = _FUNCTIONS.get(name.upper())
-            if function is None:
+            if function is None and name.upper() not in _CLOCK:
                 raise QueryError(1540, f"usage of unknown function '{name}()'")
             arguments = self._items(")", self._expression)
+            if name.upper() in _CLOCK and not arguments:
+                return lambda _: _CLOCK[name.upper()]()
             if len(arguments) != 1:
                 raise QueryError(1541, f"invalid number of arguments for function '{name}()'")
+            assert function is not None
             return lambda row: function(arguments[0](row))
         raise self._unexpected(token)
 

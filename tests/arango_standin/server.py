@@ -75,6 +75,12 @@ class Asked(NamedTuple):
 
 
 Answer = tuple[int, Any]
+# What is implemented. Anything else would be ignored in silence, so it is refused; False is as good
+# as nothing said.
+_OPTIONS = {
+    *("collection", "complete", "details", "excludeSystem", "ignoreRevs", "onDuplicate", "silent"),
+    *("type", "waitForSync"),
+}
 
 
 class Server(ThreadingHTTPServer):
@@ -94,6 +100,11 @@ class Server(ThreadingHTTPServer):
         """A client that went away is no news."""
 
     def carry_out(self, database: Database, asked: Asked) -> Answer:
+        for name, value in asked.options.items():
+            if name not in _OPTIONS and value.lower() not in ("", "false", "0"):
+                raise Refusal(501, 9, f"the stand-in does not implement {name}={value}")
+        if asked.options.get("onDuplicate", "error") not in ("error", "ignore"):
+            raise Refusal(501, 9, "the stand-in implements onDuplicate=error and ignore only")
         match (asked.method, *asked.parts):
             case ("GET", "version"):
                 return 200, {"server": "arango", "version": "3.12.0", "license": "stand-in"}
@@ -273,9 +284,9 @@ class _Handler(BaseHTTPRequestHandler):
             None if if_match is None else if_match.strip('"'),
         )
         with self.server.lock:
-            database = self.server.databases.get(name)
+            # Rights first: whoever has none does not learn which databases there are.
             self.server.accounts.authorize(user, name, asked.parts)
-            return self.server.carry_out(database, asked)
+            return self.server.carry_out(self.server.databases.get(name), asked)
 
     def _misbehave(self, fault: Fault) -> None:
         if fault.kind == "body":

@@ -12,6 +12,8 @@ from contextlib import closing
 from pathlib import Path
 
 from nomarr_systemd.config.values import Config, Pool, StoreSettings, WebSettings
+from nomarr_systemd.ledger.health_series import COARSE, FINE, MIDDLE
+from nomarr_systemd.store.sqlite.store import SqliteStore
 from tests.bench.timing import report
 from tests.support.lab import Lab
 from tests.support.supervision import Writer, make_lab
@@ -21,6 +23,7 @@ from tests.support.web_site import Client, find_port
 ROUNDS = 60
 CLIENTS = 500
 WORKERS = 200
+YEAR_MS = 365 * 86_400_000
 HZ = 4
 SECONDS = 8
 CHROMIUM = "/usr/bin/chromium"
@@ -30,6 +33,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 def measure() -> None:
     with make_lab() as lab:
         lab.configure(tag=WORKERS)
+        fill_year(lab.paths.state)
         lab.start()
         writers = []
         for number in range(WORKERS):
@@ -38,10 +42,51 @@ def measure() -> None:
             writers[-1].frame(job="first")
         port = find_port()
         with serve(lab, WebSettings(f"127.0.0.1:{port}"), client := Client(port)) as pid:
+            measure_year(client)
             measure_latency(client, writers[0])
             asyncio.run(measure_clients(client, pid, writers))
     for workers in (200, 2000):
         measure_page(workers)
+
+
+def fill_year(state: str) -> None:
+    """A year of samples of every worker, in each layer as far back as it is kept."""
+    store = SqliteStore(state, "work")
+    now_ms = time.time_ns() // 1_000_000
+    chunk = now_ms // FINE.chunk_ms
+    workers = [f"worker:tag:{number}" for number in range(WORKERS)]
+    index = {"workers": {each: {"chunk": chunk, "run": "a" * 32} for each in workers}}
+    store.insert("stats", {"_key": "health:index", **index})
+    for layer in (FINE, MIDDLE, COARSE):
+        samples = layer.step_ms // FINE.step_ms
+        rows: dict[int, list[object]] = {}
+        since_ms = now_ms - (layer.keep_ms or YEAR_MS)
+        first_ms = since_ms - since_ms % layer.step_ms
+        for start_ms in range(first_ms, chunk * FINE.chunk_ms, layer.step_ms):
+            bad = int(random.random() < 0.05)
+            counts = {"h": samples} if not bad or samples == 1 else {"h": samples - 1, "u": 1}
+            rows.setdefault(start_ms // layer.chunk_ms, []).append([start_ms, counts, bad, 0, 0])
+        for worker in workers:
+            with store.batch():
+                for number, part in rows.items():
+                    filled_ms = chunk * FINE.chunk_ms - FINE.step_ms
+                    key = layer.key(worker, number, "")
+                    store.insert("stats", {"_key": key, "filled_ms": filled_ms, "rows": part})
+    size = sum(each.stat().st_size for each in Path(state).rglob("*") if each.is_file())
+    report(f"a year of {WORKERS} workers", f"{size / 1e6:.0f} MB", "< 1000 MB")
+
+
+def measure_year(client: Client) -> None:
+    until_ms = time.time_ns() // 1_000_000
+    path = f"history?since_ms={until_ms - YEAR_MS}&until_ms={until_ms}&points=400"
+    taken = []
+    for number in range(0, WORKERS, 10):
+        began = time.perf_counter()
+        found = client.json(f"/api/workers/tag-{number}/{path}")
+        taken.append((time.perf_counter() - began) * 1000)
+        assert len(found["health"]) > 390
+    figure = f"{statistics.median(taken):.0f} ms, {max(taken):.0f} ms"
+    report("  its time line (median, worst)", figure, "< 200 ms")
 
 
 def measure_latency(client: Client, writer: Writer) -> None:

@@ -11,7 +11,14 @@ from pathlib import Path
 import pytest
 
 from tests.support import installed, packages, trees
+from tests.support.capabilities import IS_ROOT
 from tests.support.machine import Machine, MachineUnavailable
+
+
+def pytest_runtest_setup() -> None:
+    """Before anything is built for a machine that cannot be booted."""
+    if not IS_ROOT:
+        pytest.skip("needs root")
 
 
 @pytest.fixture(scope="session")
@@ -57,7 +64,7 @@ def tree(suite: str, deb: Path, web_deb: Path, arango: Path) -> Path:
     """The clean system that is booted."""
     needed, *offers = (packages.field(each, "Depends") for each in (deb, arango, web_deb))
     names = [name for name in ", ".join(offers).split(", ") if "nomarr-systemd" not in name]
-    offered = ", ".join(names)
+    offered = ", ".join([*names, "systemd-coredump", "libdw1"])
     try:
         return trees.find_tree(suite, needed, offered)
     except MachineUnavailable as error:

@@ -134,7 +134,8 @@ def test_a_store_of_nomarrs_is_refused_and_nothing_is_renamed(machine: Machine) 
     # What doctor says mends it; the database of before is none, and is set aside in its place.
     for path in ("/srv/nomarr", "/srv/nomarr/ledger.db", "/srv/nomarr/ledger.db.setting-aside"):
         machine.run("chown", "-h", "root", path)
-    machine.run("nomarrctl", "doctor", check=False)
+    machine.run("nomarrctl", "doctor", check=False)  # changes nothing
+    machine.run("nomarrctl", "reconcile", check=False)
     assert not machine.path(target).exists()
     aside = [path.name for path in machine.path("/srv/nomarr").glob("*.corrupt-*Z")]
     assert len(aside) == 1
@@ -240,7 +241,7 @@ def test_workers_never_hold_the_ledgers_password(machine: Machine) -> None:
     machine.path(path).chmod(0o600)
     configure(machine, ARANGO.replace('"work"', '"careless"'))
     said = machine.run("nomarrctl", "apply").stdout
-    assert "'careless' has a right to the ledger's collections" in said
+    assert "'careless' has a right to the ledger's documents" in said
     # One user for both is refused by the file's own check.
     configure(machine, ARANGO.replace('work_user = "work"\n', ""))
     done = machine.run("nomarrctl", "apply", check=False)
@@ -269,15 +270,49 @@ def test_what_the_server_says_is_no_emergency(machine: Machine) -> None:
 
 @pytest.mark.usefixtures("passwords", "server")
 def test_answers_of_no_shape_stop_no_decision(machine: Machine) -> None:
-    """Each ended the controller, again and again, and the worker stayed down (finding 11)."""
+    """Each ended or blocked the controller, and the worker stayed down (finding 11)."""
     configure(machine, ARANGO)
     machine.run("nomarrctl", "apply")
     shapeless = ({"kind": "body", "body": body} for body in ("5", '{"result":[5]}'))
-    for fault in (*shapeless, {"kind": "endless"}):
+    for fault in (*shapeless, {"kind": "trickle-body"}, {"kind": "endless"}):
         tell(machine, status=200, **fault)
         died = die_while_the_store_is_away(machine)
         tell(machine)
         see_it_booked(machine, died)
+
+
+@pytest.mark.usefixtures("passwords", "server")
+def test_a_network_is_for_a_store_on_a_server(machine: Machine) -> None:
+    """Tried in the sandbox of the reconciler; the supervisor gets its own by a restart."""
+    place = "/run/systemd/system/nomarr-reconcile.service.d"
+    program = "/usr/bin/python3 -c 'import socket; socket.socket(socket.AF_INET)'"
+    machine.run("mkdir", "-p", place)
+    machine.path(f"{place}/99-try.conf").write_text(
+        f"[Service]\nType=oneshot\nExecStart=\nExecStart={program}\n"
+    )
+
+    def tries() -> bool:
+        done = machine.run("systemctl", "start", "nomarr-reconcile.service", check=False)
+        return done.returncode == 0
+
+    def families(unit: str) -> set[str]:
+        return set(machine.get(unit, "RestrictAddressFamilies").split())
+
+    supervisor = "nomarr-supervisor.service"
+    try:
+        machine.systemctl("daemon-reload")
+        assert families(supervisor) == families("nomarr-controller.service") == {"AF_UNIX"}
+        assert not tries()
+        before = machine.get(supervisor, "MainPID")
+        configure(machine, ARANGO)
+        machine.run("nomarrctl", "apply")
+        assert "AF_INET" in families(supervisor) & families("nomarr-controller.service")
+        assert machine.get(supervisor, "MainPID") != before
+        assert tries()
+    finally:
+        machine.run("rm", "-r", place)
+        machine.systemctl("daemon-reload")
+        machine.systemctl("reset-failed", "nomarr-reconcile.service")
 
 
 @pytest.mark.usefixtures("passwords", "server")

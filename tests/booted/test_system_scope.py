@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from pathlib import Path
+
 import pytest
 
 from tests.support.installed import WORKERS
@@ -60,7 +64,7 @@ def test_workers_and_supervisor_run_as_their_user(machine: Machine) -> None:
             f"{name} is healthy",
         )
         assert machine.status(name)["active"] == "active"
-    # The line that a worker says about itself.
+    # The line that a worker says about itself; after a crash, with its restarts.
     assert "Status: " in machine.systemctl("status", unit_of(PYTHON))
     assert 'Status: "working"' in machine.systemctl("status", unit_of(SHELL))
     assert machine.systemctl("is-system-running").strip() == "running"
@@ -72,6 +76,22 @@ def test_a_crash_is_explained_where_people_look(machine: Machine) -> None:
     machine.wait_until_running(PYTHON, after=died)
     record = machine.account(PYTHON).find(died)
     assert record is not None
+    machine.wait_for(
+        lambda: (
+            "1 restart, last crash SIGKILL at 20" in machine.systemctl("status", unit_of(PYTHON))
+        ),
+        "its status line tells of the crash",
+    )
+    died = machine.kill(SHELL)
+    machine.wait_until_running(SHELL, after=died)
+    machine.wait_for(
+        lambda: (
+            'Status: "working; 1 restart, last crash SIGKILL at 20'
+            in machine.systemctl("status", unit_of(SHELL))
+        ),
+        "that of a shell worker, too",
+    )
+    died = record.invocation
     assert (record.action, record.kind, record.code) == ("restart", "signal", -9)
     assert len(machine.account(PYTHON).records) == before + 1
     entry = machine.journal("--catalog", f"NOMARR_INVOCATION_ID={died}")
@@ -135,7 +155,12 @@ def test_out_of_memory_has_a_class_of_its_own(machine: Machine) -> None:
     machine.wait_for(lambda: machine.account("glut-0").records, "the failure is on record")
     record = machine.account("glut-0").records[0]
     assert (record.action, record.kind, record.code) == ("restart", "oom", -9)
-    assert "glut-0: out of memory; killed by SIGKILL" in machine.journal("-u", unit_of("glut-0"))
+    machine.wait_for(  # the controller tells it after it has booked it
+        lambda: (
+            "glut-0: out of memory; killed by SIGKILL" in machine.journal("-u", unit_of("glut-0"))
+        ),
+        "the journal has it",
+    )
     machine.apply(CONFIG)
 
 
@@ -148,3 +173,85 @@ def test_root_alone_tells_the_controller_of_failures(machine: Machine) -> None:
         )
         assert done.returncode != 0
         assert "Permission denied" in done.stderr
+
+
+UNITS = "/usr/lib/systemd/system"
+STRANGER = ("setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups", "--")
+MEMBER = ("setpriv", "--reuid=nobody", "--regid=nogroup", "--groups=nomarr-view", "--")
+
+
+def test_who_lacks_a_right_is_told_so(machine: Machine) -> None:
+    """With one exit status for all of it; and members of the group read jobs."""
+    machine.run("nomarrctl", "jobs", "add", "--pool", "tag", "/srv/a.flac")
+    for words in (
+        "status", f"why {PYTHON}", "history", f"history {PYTHON}", "events", "jobs list --pool tag",
+        "jobs add --pool tag /srv/b", f"pause {PYTHON}", f"reset {PYTHON}", "reconcile", "apply",
+        "doctor",
+    ):  # fmt: skip
+        done = machine.run(*STRANGER, "nomarrctl", *words.split(), check=False)
+        assert done.returncode == 77, f"{words}: {done.stdout}{done.stderr}"
+    for words in ("status", f"why {PYTHON}", "history", "events", "jobs list", "policy show"):
+        done = machine.run(*MEMBER, "nomarrctl", *words.split(), check=False)
+        assert done.returncode in (0, 3), f"{words}: {done.stdout}{done.stderr}"
+    found = machine.run(*MEMBER, "nomarrctl", "jobs", "list", "--pool", "tag", "--json").stdout
+    assert [each["path"] for each in json.loads(found)["jobs"]] == ["/srv/a.flac"]
+    shown = machine.run(*MEMBER, "nomarrctl", "jobs", "show", "--pool", "tag", "/srv/a.flac").stdout
+    assert "/srv/a.flac" in shown
+    done = machine.run(*MEMBER, "nomarrctl", "jobs", "show", "/srv/none", check=False)
+    assert "there is no job '/srv/none'" in done.stderr
+    for words in ("jobs add --pool tag /srv/b", f"pause {PYTHON}", "apply"):
+        done = machine.run(*MEMBER, "nomarrctl", *words.split(), check=False)
+        assert done.returncode == 77, f"{words}: {done.stdout}{done.stderr}"
+
+
+def examine(machine: Machine, level: str = "bad") -> dict[str, str]:
+    """What doctor finds, with its cures."""
+    done = machine.run("nomarrctl", "doctor", "--json", check=False)
+    findings = json.loads(done.stdout)["findings"]
+    ignored = ("a reboot forgets",)  # this machine's disk is in memory
+    return {
+        each["text"]: each["mend"]
+        for each in findings
+        if each["level"] == level and not any(words in each["text"] for words in ignored)
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "command"),
+    [
+        ("controller.socket is masked", "systemctl mask --now nomarr-controller.socket"),
+        ("onfailure@.service is masked", "systemctl mask nomarr-onfailure@.service"),
+        ("cannot be used by all who need it", f"chown root:root {STATE}/work/work.db"),
+        ("there is no group nomarr-view", "groupdel nomarr-view"),
+        ("unit file is replaced by", f"cp {UNITS}/nomarr-worker@.service /etc/systemd/system/"),
+        ("is gone, and the ledger with it", f"rm -r {STATE}"),
+        ("unit files of the package are gone",
+         f"rm {UNITS}/nomarr-restart@.service"),
+        ("not executable: nomarr-controller", "rm /usr/lib/nomarr-systemd/nomarr-controller"),
+    ],
+)  # fmt: skip
+def test_the_cure_of_doctor_works(machine: Machine, deb: Path, text: str, command: str) -> None:
+    """What only the system's scope has; the rest is in tests/systemd/test_operator_cures.py."""
+    if not machine.account(PYTHON).records:
+        machine.kill(PYTHON)  # so that something is published
+    machine.wait_for(lambda: machine.account(PYTHON).records, "a record")
+    machine.wait_until_running(PYTHON, SHELL)
+    machine.wait_for(lambda: not examine(machine), "doctor is content", timeout_s=60)
+    machine.run("sh", "-c", f"{command} && systemctl daemon-reload")
+    found = examine(machine)
+    cures = [cure for finding, cure in found.items() if text in finding]
+    assert cures, f"not found: {text}; only {found}"
+    cure = cures[0]
+    if "--reinstall" in cure:
+        shutil.copy(deb, machine.path("/root/package.deb"))
+        cure = "dpkg --install /root/package.deb"
+    machine.run("sh", "-c", cure, timeout_s=120)
+    found = {}
+
+    def is_content() -> bool:
+        found.update(examine(machine))
+        return not examine(machine)
+
+    machine.wait_for(is_content, f"{cure} mends it", timeout_s=90)
+    print(f"meanwhile doctor found {found}")
+    machine.wait_until_running(PYTHON, SHELL)

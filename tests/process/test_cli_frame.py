@@ -75,6 +75,23 @@ def test_a_mistyped_command(home: Path, arguments: list[str]) -> None:
     assert "did you mean status?" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("word", "answer"),
+    [("stop", "nomarrctl pause"), ("logs", "journalctl -u"), ("scale", "workers = …")],
+)
+def test_words_of_other_programs(home: Path, word: str, answer: str) -> None:
+    done = run(home, "nomarrctl", word)
+    assert done.returncode == 2
+    assert answer in done.stderr
+
+
+def test_a_full_disk_is_told(home: Path) -> None:
+    done = run(home, "sh", "-c", "nomarrctl policy show --user >/dev/full")
+    assert done.returncode == 1
+    assert done.stderr.endswith("nomarrctl: [Errno 28] No space left on device\n")
+    assert "Exception" not in done.stderr
+
+
 def test_user_may_stand_before_or_behind_the_verb(home: Path) -> None:
     for arguments in (["--user", "policy", "show"], ["policy", "show", "--user"]):
         done = run(home, "nomarrctl", *arguments)

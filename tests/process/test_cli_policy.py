@@ -175,8 +175,8 @@ def test_a_file_that_may_not_be_read(config: Path) -> None:
         text=True,
         check=False,
     )
-    assert result.returncode == 78
-    assert "Permission denied" in result.stderr
+    assert result.returncode == 77
+    assert "this user may not read" in result.stderr
 
 
 def test_a_file_that_is_not_text(config: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from nomarr_systemd.core.errors import ConfigError, NotReady
 from nomarr_systemd.worker.directory import STATE, DirectoryJobs
+from tests.support.capabilities import needs_root
 from tests.support.users import NOBODY
 
 # Takes everything there is; at "kill" it dies in the middle.
@@ -153,7 +154,7 @@ def test_the_state_of_a_version_before_is_kept(tmp_path: Path, state: Path) -> N
 # Another user may write the folder: security finding 20
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can hand over what it makes")
+@needs_root
 def test_pipes_of_another_user_hang_nobody(tmp_path: Path) -> None:
     """In the place of a state, and of a job."""
     (tmp_path / "a").write_text("x")
@@ -188,7 +189,7 @@ def test_a_state_that_is_no_plain_file_is_refused(tmp_path: Path, state: Path, k
     assert not (tmp_path / "elsewhere").exists()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can hand over what it makes")
+@needs_root
 def test_a_state_folder_of_another_user_is_refused(tmp_path: Path) -> None:
     foreign = tmp_path / "foreign"
     foreign.mkdir()

@@ -5,22 +5,25 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from nomarr_systemd.config.values import Config, Pool
-from nomarr_systemd.core.errors import ConfigError
+from nomarr_systemd.core.errors import ConfigError, NotPermitted
 from nomarr_systemd.core.ids import Component
 from nomarr_systemd.host.configuration import NotApplied, read_applied
 from nomarr_systemd.host.files import locked
 from nomarr_systemd.host.holds import Holds
-from nomarr_systemd.host.layout import Paths
+from nomarr_systemd.host.layout import Paths, make_programs
+from tests.support.capabilities import needs_root
 from tests.support.users import NOBODY, run_as
 
 TAG = Component("tag", 0)
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+CHECKOUT = Path(__file__).parents[2]
 
 
 def test_a_lock_with_patience_gives_up_and_says_so(tmp_path: Path) -> None:
@@ -111,7 +114,7 @@ def test_what_was_applied_and_is_closed_is_not_called_missing(tmp_path: Path) ->
             read_applied(paths)
         except NotApplied:
             return "nothing"
-        except ConfigError as error:
+        except NotPermitted as error:
             return str(error)
         return "read"
 
@@ -121,3 +124,22 @@ def test_what_was_applied_and_is_closed_is_not_called_missing(tmp_path: Path) ->
 def _open_to_all(directory: Path) -> None:
     for each in (directory, *directory.parents[:2]):
         each.chmod(0o755)
+
+
+@pytest.mark.parametrize("directory", ["with a space", "x" * 150])
+def test_programs_find_a_python_whose_path_the_kernel_cannot_read(
+    tmp_path: Path, directory: str
+) -> None:
+    """Of a checkout in such a directory, and its .venv."""
+    python = tmp_path / directory / "python"
+    python.parent.mkdir()
+    python.symlink_to(sys.executable)
+    make_programs(str(tmp_path / "libexec"), python=str(python), search=[str(CHECKOUT)])
+    done = subprocess.run(
+        [tmp_path / "libexec/nomarr-controller", "an argument"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    assert "usage: nomarr-controller" in done.stderr

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from nomarr_systemd.live import client
+from tests.support.capabilities import needs_root
 
 Serve = Callable[[socket.socket], None]
 
@@ -107,7 +108,7 @@ def test_the_end_of_the_supervisor_ends_the_events(serve: Callable[[Serve], str]
     assert list(client.subscribe(path, ["system:health"], timeout_s=20)) == [{"n": 1}, {"n": 2}]
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="another user can only be had as root")
+@needs_root
 def test_a_server_of_another_user_is_not_believed(tmp_path: Path) -> None:
     path = str(tmp_path / "live.sock")
     tmp_path.chmod(0o777)

@@ -123,7 +123,7 @@ def parse_all(answer: dict[str, Any]) -> None:
     for run, label in answers.parse_labels(answer).items():
         assert type(run) is type(label) is str
         look_at(label)
-    look_at(answers.parse_label(answer))
+    look_at(answers.parse_run(answer))
     for outcome in answers.parse_outcomes(answer).values():
         assert all(type(each) is str for each in (*outcome.quarantined, *outcome.refund))
         assert type(outcome.fail_pool) is bool

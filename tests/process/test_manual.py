@@ -18,7 +18,10 @@ from nomarr_systemd.config.settings import HOMES
 from nomarr_systemd.config.unit_directives import OWNED
 
 CHECKOUT = Path(__file__).parents[2]
-PAGES = ("nomarrctl.1", "nomarr.toml.5", "nomarr-systemd.7", "nomarr-worker@.service.8")
+PAGES = (
+    *("nomarrctl.1", "nomarr.toml.5", "nomarr-systemd.7", "nomarr-worker.7"),
+    "nomarr-worker@.service.8",
+)
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +60,7 @@ def walk(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[str, 
             yield from walk(command, (*path, name))
 
 
-def test_there_are_four(pages: Path) -> None:
+def test_there_are_five(pages: Path) -> None:
     assert sorted(page.name for page in pages.iterdir()) == sorted(PAGES)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from nomarr_systemd.core.json import JsonError, as_object, get_dict, get_int, ge
 from nomarr_systemd.core.policy import Rules
 from nomarr_systemd.core.time import Moment
 from nomarr_systemd.ledger.public import list_published, read_published
+from tests.support.capabilities import needs_root
 from tests.support.moments import death
 from tests.support.users import NOBODY, run_as
 
@@ -77,7 +77,7 @@ def test_no_document_breaks_the_reader(
     assert account.records is not None
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@needs_root
 def test_what_is_closed_is_said_to_be_closed(tmp_path: Path) -> None:
     for each in (tmp_path, *tmp_path.parents[:2]):
         each.chmod(0o755)

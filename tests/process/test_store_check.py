@@ -19,9 +19,8 @@ from nomarr_systemd.host.layout import Paths
 from nomarr_systemd.host.scope import Scope
 from nomarr_systemd.operate import store_check
 from nomarr_systemd.operate.store_check import find_concerns
+from tests.support.capabilities import needs_root
 from tests.support.users import NOBODY
-
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can hand over what it makes")
 
 
 @pytest.fixture

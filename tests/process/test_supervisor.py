@@ -74,6 +74,7 @@ def test_from_start_to_healthy_to_stopped(lab: Lab) -> None:
         "disagreement": "",
         "progress_age_s": 0.5,
         "frames": 2,
+        "metrics": None,
     }
     shown = lab.snapshot()["worker:tag:0"]
     del shown["frame_age_s"]
@@ -116,7 +117,7 @@ def test_a_run_that_ends_without_a_word_has_crashed(lab: Lab) -> None:
     events.until(status_of("crashed"))
     live = lab.live()
     label = live.ask(op="label", component="tag-0", invocation=invocation)
-    assert label == {"ok": True, "label": "", "job": "bad.flac"}
+    assert label == {"ok": True, "label": "", "job": "bad.flac", "bad_line": ""}
     lab.begin_run("tag-0")
     shown = events.until(status_of("starting"))[-1]["worker"]
     assert shown["current_job"] is None
@@ -278,7 +279,7 @@ def test_a_store_that_is_no_use_changes_nothing(lab: Lab, how: str) -> None:
         store = SqliteStore(lab.paths.state, "work")
         locked = sqlite3.connect(store.path, isolation_level=None)
         locked.execute("BEGIN IMMEDIATE")  # and every write waits for two seconds
-        mark = "is slow"
+        mark = "could not be written"
     lab.start()
     events = lab.subscribe()
     lab.begin_run("tag-0")

@@ -31,19 +31,19 @@ def test_many_silent_workers_die_in_few_wakeups() -> None:
     ends: dict[str, float] = {}
 
     def tick(worker: Worker) -> None:
-        if any(each.new == "dead" for each in worker.step(TICK, clock.now, rules)):
+        if any(each.new == "dead" for each in worker.step(TICK, clock.now)):
             ends[worker.component_id] = clock.now
         deadlines.arm(worker)
 
-    deadlines = Deadlines(clock, rules, tick)
+    deadlines = Deadlines(clock, tick)
     workers = Workers()
     begun = clock.now
     due = {}
     for number in range(WORKERS):
         clock.now = begun + number * 5 / WORKERS
         worker = workers.add(Component("tag", number), -1)
-        worker.step(REGISTERED, clock.now, rules)
-        worker.step(EVENTS["healthy"], clock.now, rules)
+        worker.step(REGISTERED, clock.now)
+        worker.step(EVENTS["healthy"], clock.now)
         deadlines.arm(worker)
         due[worker.component_id] = clock.now + rules.max_misses * rules.staleness_interval_s
     wakeups = clock.run_until(begun + 5 + 3 * rules.staleness_interval_s + 1)

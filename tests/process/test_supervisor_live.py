@@ -20,6 +20,7 @@ from nomarr_systemd.live.answers import parse_supervisor
 from nomarr_systemd.supervisor import live_server
 from nomarr_systemd.supervisor.loop import Loop
 from nomarr_systemd.supervisor.supervisor import Supervisor
+from tests.support.capabilities import needs_root
 from tests.support.supervision import PATIENCE_S, Lab, Live, make_lab, status_of
 
 CALM = HealthRules(staleness_interval_s=3600, startup_timeout_s=3600)
@@ -61,7 +62,7 @@ def test_one_connection_may_ask_again_and_ahead(lab: Lab) -> None:
     live.socket.sendall(b'{"op":"snapshot"}\n' * 500 + b'{"op":"blackbox","component":"tag-0"}\n')
     for _ in range(500):
         assert len(live.read()["workers"]) == 3
-    assert live.read() == {"ok": True, "frames": []}
+    assert live.read() == {"ok": True, "frames": [], "received": []}
 
 
 def test_a_peer_that_does_not_wait_is_still_heard(lab: Lab) -> None:
@@ -224,7 +225,7 @@ def test_only_runs_that_it_ended_itself_have_labels(lab: Lab) -> None:
     assert lab.live().ask(op="labels", runs=runs) == {"ok": True, "labels": {}}
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="another user can only be had as root")
+@needs_root
 def test_a_long_request_of_another_user_is_refused(lab: Lab) -> None:
     code = """
 import os, socket, sys
@@ -242,7 +243,7 @@ print(live.makefile("rb").readline())
     assert "longer than 16384" in done.stdout
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="another user can only be had as root")
+@needs_root
 def test_only_root_and_its_own_user_may_tell_it_something(lab: Lab) -> None:
     code = """
 import json, os, socket, sys
@@ -326,7 +327,7 @@ def test_connections_are_limited(lab: Lab) -> None:
     assert lab.live().ask(op="label", component="tag-0")["ok"]
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="another user can only be had as root")
+@needs_root
 def test_other_users_have_few_places_and_root_has_its_own(lab: Lab) -> None:
     code = """
 import json, os, socket, sys

@@ -11,19 +11,21 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from nomarr_systemd.core.errors import BadName
 from nomarr_systemd.core.frames import encode
-from nomarr_systemd.core.health import REGISTERED, HealthRules
+from nomarr_systemd.core.health import REGISTERED
 from nomarr_systemd.core.ids import Component
 from nomarr_systemd.host.inotify import DirectoryWatch
 from nomarr_systemd.live.protocol import Patterns
 from nomarr_systemd.supervisor.frame_ring import CAPACITY, FrameRing
 from nomarr_systemd.supervisor.log import WARNING, RateLimit, log
-from nomarr_systemd.supervisor.loop import Loop
+from nomarr_systemd.supervisor.loop import FEW, Loop
 from nomarr_systemd.supervisor.run_state import RECORD, RunState
 from nomarr_systemd.supervisor.run_state import encode as encode_record
 from nomarr_systemd.supervisor.workers import Deadlines, Workers
@@ -51,6 +53,56 @@ def test_deadlines_come_after_input_and_in_order() -> None:
         os.close(write)
 
 
+@contextlib.contextmanager
+def watched_gently(count: int) -> Iterator[tuple[Loop, list[int], list[list[int]]]]:
+    """A loop with pipes, their writing ends, and which of them were read in each turn so far."""
+    loop = Loop()
+    turns: list[list[int]] = [[]]
+    ends = [os.pipe2(os.O_NONBLOCK) for _ in range(count)]
+
+    def read(number: int, _events: int) -> None:
+        turns[-1].append(number)
+        if b"much" in os.read(ends[number][0], 99):
+            loop.hurry()
+
+    try:
+        for number, (reader, _) in enumerate(ends):
+            loop.watch_gently(reader, select.EPOLLIN | select.EPOLLET, partial(read, number))
+        yield loop, [writer for _, writer in ends], turns
+    finally:
+        for reader, writer in ends:
+            loop.forget(reader)
+            os.close(reader)
+            os.close(writer)
+        loop.close()
+
+
+def test_many_pipes_are_read_together_and_few_at_once() -> None:
+    with watched_gently(FEW + 1) as (loop, writers, turns):
+
+        def turn() -> list[int]:
+            turns.append([])
+            loop.turn()
+            return turns[-1]
+
+        os.write(writers[0], b"x")
+        assert turn() == [0], "the first is read at once"
+        os.write(writers[1], b"x")
+        assert turn() == [], "the next one waits for others"
+        os.write(writers[2], b"x")
+        os.write(writers[3], b"much")
+        assert sorted(turn()) == [1, 2, 3], "one wakeup for all of them"
+        os.write(writers[4], b"much")
+        assert turn() == [4], "who writes much is not kept waiting"
+        os.write(writers[4], b"x")
+        assert turn() == [4]
+    with watched_gently(FEW) as (loop, writers, turns):
+        for number, writer in enumerate(writers):
+            os.write(writer, b"x")
+            loop.turn()
+            assert turns[-1][-1] == number
+
+
 def test_another_thread_can_wake_the_loop() -> None:
     loop = Loop()
     thread = threading.Thread(target=lambda: loop.post(loop.stop))
@@ -63,15 +115,14 @@ def test_another_thread_can_wake_the_loop() -> None:
 def test_frames_do_not_touch_the_heap() -> None:
     """One armed deadline per worker, however many frames come."""
     loop = Loop()
-    rules = HealthRules()
-    deadlines = Deadlines(loop, rules, lambda _worker: None)
+    deadlines = Deadlines(loop, lambda _worker: None)
     worker = Workers().add(Component("tag", 0), -1)
-    changes = worker.step(REGISTERED, loop.now, rules)
+    changes = worker.step(REGISTERED, loop.now)
     deadlines.arm(worker)
     for n in range(1000):
         loop.now += 0.001
         chunk = encode("worker:tag:0", "healthy", seq=n)
-        changes += worker.take_all(worker.decode(chunk), loop.now, rules)
+        changes += worker.take_all(worker.decoder.feed(chunk), loop.now)
         deadlines.arm(worker)
     assert len(loop._heap) == 2  # the start's, and the earlier one that took its place
     assert [change.new for change in changes] == ["pending", "healthy"]
@@ -80,22 +131,21 @@ def test_frames_do_not_touch_the_heap() -> None:
 
 
 def test_frames_of_another_run_do_not_step_the_machine() -> None:
-    rules = HealthRules()
     worker = Workers().add(Component("tag", 0), -1)
     worker.begin("a" * 32, "")
-    worker.step(REGISTERED, 1.0, rules)
+    worker.step(REGISTERED, 1.0)
 
     def feed(status: str, invocation: str | None) -> list[str]:
         chunk = encode("worker:tag:0", status, invocation=invocation)
-        frames = worker.decode(chunk)
+        frames = worker.decoder.feed(chunk)
         assert len(frames) == 1
-        return [each.new for each in worker.take_all(frames, 2.0, rules)]
+        return [each.new for each in worker.take_all(frames, 2.0)]
 
     assert feed("healthy", "b" * 32) == []
     assert feed("stopping", "b" * 32) == []
     assert (worker.state.late, worker.frames, worker.frame) == (2, 0, None)
     assert not worker.state.stopping
-    assert len(worker.ring.lines()) == 2
+    assert len(worker.ring.frames()) == 2
     assert feed("healthy", "a" * 32) == ["healthy"]
     assert feed("unhealthy", None) == ["unhealthy"]
     assert worker.frames == 2
@@ -178,9 +228,9 @@ def test_the_ring_forgets_the_oldest(step: int) -> None:
     ring = FrameRing()
     lines = [b"%d" % n for n in range(1000)]
     for start in range(0, 1000, step):
-        ring.add(lines[start : start + step])
+        ring.add(lines[start : start + step], start, "ab" * 16)
         seen = lines[: start + step]
-        assert ring.lines() == seen[-CAPACITY:]
+        assert [each.line for each in ring.frames()] == seen[-CAPACITY:]
 
 
 def test_patterns() -> None:

@@ -23,6 +23,7 @@ from nomarr_systemd.supervisor.loop import Loop
 from nomarr_systemd.supervisor.run_state import RunState
 from nomarr_systemd.supervisor.supervisor import Supervisor
 from nomarr_systemd.supervisor.workers import Worker, Workers
+from tests.support.capabilities import needs_root
 from tests.support.supervision import PATIENCE_S, Lab, Live, make_lab, status_of
 
 CALM = HealthRules(staleness_interval_s=3600, startup_timeout_s=3600)
@@ -154,7 +155,7 @@ def test_what_died_meanwhile_is_found_at_the_start(lab: Lab) -> None:
     live = lab.live()
     for n in range(2):
         answer = live.ask(op="label", component=f"tag-{n}", invocation=first[n])
-        assert answer == {"ok": True, "label": "", "job": "b"}
+        assert answer == {"ok": True, "label": "", "job": "b", "bad_line": ""}
 
 
 def test_it_still_knows_what_it_was_told(lab: Lab) -> None:
@@ -442,10 +443,10 @@ def test_frames_of_a_new_run_that_were_read_with_the_old_ones_are_its_own(lab: L
     shown = events.until(lambda event: event["worker"]["current_job"] == "c")[-1]["worker"]
     assert (shown["status"], shown["invocation"]) == ("healthy", second)
     answer = lab.live().ask(op="label", component="tag-0", invocation=first)
-    assert answer == {"ok": True, "label": "", "job": "b"}
+    assert answer == {"ok": True, "label": "", "job": "b", "bad_line": ""}
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can mount a small file system")
+@needs_root
 def test_a_full_run_does_not_end_it(lab: Lab) -> None:
     lab.configure(tag=3, health=CALM)
     place = os.path.dirname(lab.paths.run_state)

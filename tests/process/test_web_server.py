@@ -17,6 +17,7 @@ import pytest
 
 from nomarr_systemd.config.values import WebSettings
 from nomarr_systemd.host.scope import make_scope
+from nomarr_systemd.web import stream as stream_module
 from nomarr_systemd.web.guard import LOCAL_NAMES, Guard
 from nomarr_systemd.web.server import make_server, open_sockets
 from nomarr_systemd.web.site import Site
@@ -88,6 +89,37 @@ def test_the_stream_over_a_unix_socket(lab: Lab, *, token: bool) -> None:
         given = {"Authorization": RIGHT, "Host": "page.example"}
         assert client.ask("/api/openapi.json", **given)[0] == 200
         assert client.ask("/api/openapi.json", **given, Origin="http://evil.example")[0] == 403
+
+
+def test_changes_of_a_worker_come_four_times_a_second(lab: Lab) -> None:
+    client = Client(find_port())
+    writer = lab.writer("tag-0")
+    with (
+        serve(lab, WebSettings(f"127.0.0.1:{client.port}"), client),
+        closing(client.events("worker:tag:0:status")) as stream,
+    ):
+        stream.until(type="snapshot")
+        began, changes = time.monotonic(), 0
+        for number in range(200):
+            writer.frame(job=f"{number}.flac")
+            time.sleep(0.01)
+        for event in stream:
+            changes += 1
+            if event["worker"]["current_job"] == "199.flac":  # the last one is never left out
+                break
+        assert 2 <= changes <= 4 * (time.monotonic() - began) + 2
+
+
+def test_a_quiet_stream_says_that_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_module, "HEARTBEAT_S", 0.2)
+    with serve_here() as port, closing(Client(port).events("system:health")) as stream:
+        while stream.answer.readline() != b": still here\n":
+            pass
+
+
+def test_who_comes_without_a_supervisor_is_told() -> None:
+    with serve_here() as port, closing(Client(port).events("system:health")) as stream:
+        assert stream.until(type="supervisor_lost")["topic"] == "system:health"
 
 
 @contextmanager

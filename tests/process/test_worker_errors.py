@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -44,6 +45,34 @@ def test_nonfatal_errors_do_not_count(start: Start) -> None:
     frame = worker.until_frame(job="last", status="healthy")
     assert frame["metrics"]["consecutive_errors"] == 0
     assert worker.stderr.count("bad file") == 30
+
+
+def test_what_the_operating_system_says_of_the_jobs_own_file_does_not_count(
+    start: Start, tmp_path: Path
+) -> None:
+    worker = start("Forgiving")
+    for _ in range(6):
+        worker.tell(str(tmp_path / "missing"), "open")
+        worker.tell(str(tmp_path), "open")  # a directory
+        worker.tell("a", "format")  # named in nonfatal
+    worker.tell("last")
+    frame = worker.until_frame(job="last", status="healthy")
+    assert frame["metrics"]["consecutive_errors"] == 0
+    assert worker.stderr.count("FileNotFoundError: ") == 6
+    assert worker.stderr.count("IsADirectoryError: ") == 6
+    worker.tell("done")
+    # A file of the worker's own is its own trouble.
+    worker.tell("b", f"open {tmp_path}/model", "c")
+    assert worker.until_frame(job="c")["metrics"]["consecutive_errors"] == 1
+    worker.tell("done", "d", "format", "e")
+    assert worker.until_frame(job="e")["metrics"]["consecutive_errors"] == 0
+
+
+def test_a_preflight_that_returns_false_is_an_error(start: Start) -> None:
+    worker = start("PreflightReturns")
+    worker.tell("a")
+    worker.until_frame(status="unhealthy", phase="backing_off")
+    assert "raise NotReady" in worker.stderr
 
 
 def test_a_source_that_fails_counts(start: Start) -> None:

@@ -7,13 +7,17 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from nomarr_systemd.core.job import Doc
+from nomarr_systemd.config.values import Pool
+from nomarr_systemd.core.job import Doc, Owner, RunEnd
 from nomarr_systemd.jobs import queue
-from nomarr_systemd.jobs.claims import CLAIMS
-from nomarr_systemd.jobs.stats import GpuHealth, report_gpu
+from nomarr_systemd.jobs.claims import CLAIMS, Claims, End
+from nomarr_systemd.jobs.owed_results import OwedResults
+from nomarr_systemd.jobs.settlement import settle
+from nomarr_systemd.jobs.stats import GpuHealth, publish, report_gpu
 from nomarr_systemd.store.sqlite.store import SqliteStore
 from tests.support.running_worker import INVOCATION, PATIENCE_S, Start, workers
 
@@ -105,6 +109,83 @@ def test_a_worker_that_is_stopped_says_its_last_words(start: Start, jobs: Jobs) 
     assert jobs.job("/x/wait")["status"] == "done"
     assert jobs.job("/x/z")["status"] == "pending"
     assert jobs.store.find(CLAIMS) == []
+
+
+def test_a_result_outlives_its_worker(start: Start, jobs: Jobs, tmp_path: Path) -> None:
+    """Killed while the store is away: what it could not record, the next worker does."""
+    jobs.add("/x/wait")
+    (tmp_path / "state").mkdir()
+    own = {"STATE_DIRECTORY": str(tmp_path / "state")}
+    worker = start("FromQueue", jobs.settings, own)
+    worker.until_frame(job="/x/wait")
+    jobs.take_away()
+    worker.tell("go on")
+    worker.until_frame(status="unhealthy", phase="backing_off")
+    worker.child.kill()
+    worker.wait()
+    assert len(list((tmp_path / "state").iterdir())) == 1
+    jobs.bring_back()
+    again = start("FromQueue", jobs.settings, own | {"INVOCATION_ID": "b" * 32})
+    jobs.until(lambda: jobs.job("/x/wait")["status"] == "done")
+    jobs.until(lambda: not list((tmp_path / "state").iterdir()))
+    assert (jobs.job("/x/wait")["result"], jobs.job("/x/wait")["attempts"]) == ({"length": 7}, 1)
+    assert jobs.store.find(CLAIMS) == []
+    assert again.stop() == 0
+    assert "begin" not in again.stderr
+
+
+@pytest.mark.parametrize(
+    ("policy", "status", "most"),
+    [
+        ("restart-fail-in-flight", "error", 2),
+        ("restart-requeue-in-flight", "pending", 2),
+        ("restart-requeue-in-flight", "quarantined", 1),
+    ],
+)
+def test_a_result_is_delivered_once_whatever_became_of_its_job(
+    jobs: Jobs, tmp_path: Path, policy: Any, status: str, most: int
+) -> None:
+    """The supervisor settles the run before the next worker comes."""
+    jobs.add("/x/a")
+    dead, next_one = (Owner("worker:tag:0", each * 32) for each in "ab")
+    doc = Claims(jobs.store, "tag", dead).take_next()
+    assert doc
+    OwedResults(str(tmp_path), "tag", dead).keep(doc["_key"], End("done", "x"), doc["attempts"])
+    end = RunEnd(dead.component_id, dead.invocation, "killed by SIGKILL", 1)
+    settle(jobs.store, Pool("tag", crash_policy=policy, job_max_crashes=most), end)
+    assert jobs.job("/x/a")["status"] == status
+    for _ in range(2):
+        OwedResults(str(tmp_path), "tag", next_one).deliver(jobs.store)
+        assert (jobs.job("/x/a")["status"], jobs.job("/x/a")["result"]) == ("done", "x")
+    assert not list(tmp_path.glob("owed-*"))
+    assert Claims(jobs.store, "tag", next_one).take_next() is None
+
+
+def test_a_result_that_is_no_longer_wanted_is_not_delivered(jobs: Jobs, tmp_path: Path) -> None:
+    jobs.add("/x/a")
+    first, second = (Owner("worker:tag:0", each * 32) for each in "ab")
+    doc = Claims(jobs.store, "tag", first).take_next()
+    assert doc
+    owed = OwedResults(str(tmp_path), "tag", first)
+    assert owed.keep(doc["_key"], End("done", "old"), doc["attempts"])
+    Claims(jobs.store, "tag", first).end(doc["_key"], End("pending"))
+    again = Claims(jobs.store, "tag", second).take_next()  # begun again
+    assert again
+    (tmp_path / "owed-tag-ff.json").write_text("rubbish")
+    (tmp_path / "owed-other-ff.json").write_text("another pool's")
+    OwedResults(str(tmp_path), "tag", second).deliver(jobs.store)
+    assert jobs.job("/x/a")["status"] == "running"
+    assert [each.name for each in tmp_path.glob("owed-*")] == ["owed-other-ff.json"]
+
+
+def test_the_average_goes_on_over_a_restart(start: Start, jobs: Jobs) -> None:
+    publish(jobs.store, "worker:tag:0", {"avg_time_s": 10.0})
+    publish(jobs.store, "worker:tag:0", {"avg_time_s": 0, "files_processed": 0})  # just started
+    jobs.add("/x/a")
+    worker = start("FromQueue", jobs.settings)
+    worker.until(lambda: worker.frame.get("metrics", {}).get("files_processed") == 1)
+    assert 8 <= worker.frame["metrics"]["avg_time_s"] < 9
+    assert worker.stop() == 0
 
 
 def test_a_store_that_is_away_from_the_start(start: Start, jobs: Jobs) -> None:

@@ -1,4 +1,5 @@
-"""Stores to test: SQLite in a directory, ArangoDB in a database of a stand-in or a real server.
+"""Stores to test: SQLite in a directory, PostgreSQL in a database of a real server that the tests
+start, ArangoDB in a database of a stand-in or a real server.
 
 ``NOMARR_TEST_ARANGO_URL=http://root:password@host:8529`` names a real server; the user must be
 allowed to create databases. Every test has a database of its own there, dropped at its end.
@@ -17,9 +18,11 @@ import pytest
 
 from nomarr_systemd.config.store_url import ArangoUrl
 from nomarr_systemd.store.arango.store import ArangoStore
+from nomarr_systemd.store.postgresql.statements import SCHEMAS
 from nomarr_systemd.store.protocol import POLICY_LEDGER, Store
 from tests.arango_standin.running import PASSWORD, Server, open_server, run_standin
 from tests.support.places import DATABASE, SECRET, ArangoOpener, Place
+from tests.support.postgres import Postgres, run_postgres
 
 
 @pytest.fixture(scope="session")
@@ -36,10 +39,38 @@ def database(arango_server: Server) -> Iterator[str]:
     arango_server.call("DELETE", f"/_api/database/{name}")
 
 
-@pytest.fixture(params=["sqlite", "arango"])
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[Postgres]:
+    """A PostgreSQL for the whole session, with a database for tests."""
+    with run_postgres() as running:
+        running.server.sql(f"CREATE DATABASE {DATABASE}")
+        yield running.server
+
+
+@pytest.fixture
+def postgres(postgres_server: Postgres) -> Postgres:
+    """The server, with nothing of ours in its database."""
+    drop = f"DROP SCHEMA IF EXISTS {', '.join(SCHEMAS.values())} CASCADE"
+    postgres_server.sql(drop, database=DATABASE)
+    return postgres_server
+
+
+@pytest.fixture
+def empty_postgres(postgres_server: Postgres) -> Postgres:
+    """The server with our tables, if they were made before, and no document in them."""
+    tables = "SELECT schemaname, tablename FROM pg_tables WHERE schemaname LIKE 'nomarr_%'"
+    found = postgres_server.sql(tables, database=DATABASE)
+    empty = "".join(f"DELETE FROM {schema}.{name};" for schema, name in found if name != "about")
+    postgres_server.sql(f"SELECT; {empty}", database=DATABASE)
+    return postgres_server
+
+
+@pytest.fixture(params=["sqlite", "postgresql", "arango"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     if request.param == "sqlite":
         return Place(str(tmp_path))
+    if request.param == "postgresql":
+        return Place(str(tmp_path), request.getfixturevalue("empty_postgres"), DATABASE)
     server = request.getfixturevalue("arango_server")
     return Place(str(tmp_path), server, request.getfixturevalue("database"))
 

@@ -18,6 +18,7 @@ from nomarr_systemd.core.errors import (
     StoreRefused,
     StoreUnavailable,
 )
+from nomarr_systemd.jobs import queue
 from nomarr_systemd.store.arango.store import ArangoStore
 from nomarr_systemd.store.protocol import DOMAINS
 from tests.arango_standin.running import PASSWORD, Server
@@ -46,7 +47,7 @@ class TestSchema:
             assert fields == [["_key"], *([*names, "_key"] for names in indexes)]
             collection = first.call("GET", f"{api}/collection/{name}/properties").body
             synced[name] = collection["waitForSync"]
-        assert {name for name, value in synced.items() if not value} == {"health_history", "stats"}
+        assert {name for name, value in synced.items() if not value} == {"health_history"}
 
     def test_what_is_there_is_not_made_again(
         self, first: Server, open_arango: ArangoOpener
@@ -57,7 +58,7 @@ class TestSchema:
         store.get("meta", "a")
         store.get("meta", "b")
         assert not any(seen.startswith("POST") for seen in first.seen())
-        assert len(first.seen()) == 4
+        assert len(first.seen()) == 5
 
     def test_eight_processes_make_it_at_once(self, first: Server) -> None:
         run_race("begin", Place("", first, DATABASE))
@@ -190,3 +191,78 @@ class TestLimits:
         with pytest.raises(KeyExists):
             store.append("job_crashes", [{"n": 1}, {"n": 2}])
         assert [doc["_key"] for doc in store.find("job_crashes")] == ["taken"]
+
+
+class TestReview:
+    """What a reading of the server's documentation and source has shown."""
+
+    def test_a_missing_database_may_look_like_a_missing_right(
+        self, first: Server, open_arango: ArangoOpener
+    ) -> None:
+        with pytest.raises(StoreRefused, match="401/11") as caught:
+            open_arango(first, user="guest", password="guest").get("meta", "a")
+        assert "password" in caught.value.hint
+        assert f'_createDatabase("{DATABASE}")' in caught.value.hint
+        assert "grantDatabase" in caught.value.hint
+
+    def test_an_order_by_key_is_asked_for_once(
+        self, first: Server, open_arango: ArangoOpener, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Twice, the server's optimizer finds no index for it, and reads all pending jobs."""
+        store = open_arango(first)
+        store.get("meta", "a")
+        asked: list[str] = []
+        queries = type(store._db.aql)
+        execute = queries.execute
+
+        def spy(self: Any, query: str, **more: Any) -> Any:
+            asked.append(query)
+            return execute(self, query, **more)
+
+        monkeypatch.setattr(queries, "execute", spy)
+        store.find("meta", {"a": 1}, limit=1)
+        store.find("meta", {"a": 1}, order="n", descending=True)
+        assert "SORT d._key ASC LIMIT" in asked[0]
+        assert "SORT d.@order DESC, d._key DESC" in asked[1]
+
+    @pytest.mark.parametrize("number", [1203, 1601, 1655, 1207, 1228])
+    def test_a_first_use_is_tried_again_while_the_cluster_agrees(
+        self, first: Server, open_arango: ArangoOpener, number: int
+    ) -> None:
+        store = open_arango(first)
+        status = 409 if number == 1207 else 404
+        first.fault(kind="answer", match="/_api/index", times=2, status=status, number=number)
+        store.insert("meta", {"_key": "a"})
+        assert store.get("meta", "a")
+
+    @pytest.mark.parametrize("number", [1203, 1601, 1655])
+    def test_what_may_pass_is_away_and_not_refused(
+        self, first: Server, open_arango: ArangoOpener, number: int
+    ) -> None:
+        store = open_arango(first)
+        store.get("meta", "a")
+        first.fault(kind="answer", match="POST", status=404, number=number)
+        with pytest.raises(StoreUnavailable):
+            store.insert("meta", {"_key": "a"})
+
+    @pytest.mark.parametrize("status", [200, 404, 502])
+    def test_a_proxy_that_does_not_speak_utf8(
+        self, first: Server, open_arango: ArangoOpener, status: int
+    ) -> None:
+        store = open_arango(first)
+        store.get("meta", "a")
+        first.fault(kind="body", status=status, body="<h1>Passerelle erron\xe9e</h1>\xff\xfe")
+        with pytest.raises(NomarrError) as caught:
+            store.find("meta")
+        assert str(caught.value).isprintable()
+
+    def test_one_question_counts_the_jobs_of_a_pool(self, first: Server) -> None:
+        url = ArangoUrl("root", ((first.host, first.port),), DATABASE, tls=False)
+        with contextlib.closing(ArangoStore(url, "work", password=PASSWORD)) as work:
+            work.get("jobs", "a")
+            first.fault()
+            assert queue.count(work, "tag")["pending"] == 0
+            assert len(first.seen()) == 1
+            first.fault()
+            assert queue.prune(work, "tag", "done", 0) == 0
+            assert len(first.seen()) == 1

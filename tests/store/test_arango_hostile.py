@@ -264,7 +264,7 @@ def test_answers_with_one_thing_wrong(
         lambda: ledger.account(WORKER).records,
         incidents.incidents,
         lambda: incidents.add("tag", "worker:tag:1"),
-        lambda: ledger.refund(WORKER, f"{0:032x}", Rules(), "why"),
+        lambda: ledger.refund(WORKER, f"{0:032x}", "why"),
         store.publish_all,
         lambda: store.insert("job_crashes", {"wall_ms": 1, "_key": f"k{seed}"}),
         lambda: store.prune("job_crashes", "wall_ms", 5),

@@ -39,7 +39,7 @@ def test_an_account(tmp_path: Path) -> None:
     rules = Rules()._replace(max_restarts=100, max_lifetime_restarts=0)
     for number in range(120):
         ledger.record_failure(Death(WORKER.component_id, f"{number:032x}", LONG, 1), rules)
-        ledger.refund(WORKER.component_id, f"{number:032x}", rules, LONG)
+        ledger.refund(WORKER.component_id, f"{number:032x}", LONG)
         ledger.note([WORKER.component_id], "pause", LONG, LONG)
     ledger.mark_failed(WORKER.component_id, LONG, "f" * 32)
     doc = store.get(POLICY_LEDGER, WORKER.component_id)

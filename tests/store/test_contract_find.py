@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -202,3 +203,29 @@ class TestJobsQueries:
         assert work.get("jobs", "d") is None
         with pytest.raises(StoreError):
             work.add("unheard_of", [{"_key": "a"}])
+
+    def test_counts_by_a_field_in_one_question(self, work: Store) -> None:
+        statuses = ["done", "done", "pending", None, 7]
+        for number, status in enumerate(statuses):
+            work.insert("jobs", {"_key": f"{number}", "pool": "tag", "status": status})
+        work.insert("jobs", {"_key": "other", "pool": "art", "status": "done"})
+        work.insert("jobs", {"_key": "none", "pool": "tag"})
+        assert work.tally("jobs", {"pool": "tag"}, "status") == {"done": 2, "pending": 1}
+        assert work.tally("jobs", {"pool": "none"}, "status") == {}
+        with pytest.raises(BadDocument):
+            work.tally("jobs", {"pool": 7}, "status")
+        with pytest.raises(BadDocument):
+            work.tally("jobs", {"pool": "tag"}, "a.b")
+
+    def test_prunes_among_those_with_values(self, work: Store) -> None:
+        for number in range(6):
+            status = "done" if number % 2 else "error"
+            work.insert("jobs", {"_key": f"{number}", "status": status, "n": number})
+        assert work.prune("jobs", "n", 4, {"status": "done"}) == 2
+        assert keys_of(work.find("jobs")) == ["0", "2", "4", "5"]
+        assert work.prune("jobs", "n", 4, {"status": "none"}) == 0
+        with pytest.raises(BadDocument):
+            work.prune("jobs", "n", 4, {"status": True})
+
+    def test_the_clock(self, work: Store) -> None:
+        assert abs(work.now_ms() - time.time() * 1000) < 600_000

@@ -101,6 +101,7 @@ class TestValues:
             [1, "1", True, None, [{}]],
             {"": 1, "_nested": 2, "ä": {"🙂": [None]}, "a.b": 3, "$": 4},
             nested(100),
+            nested(189),
         ],
         ids=lambda value: f"{value!r:.20}".encode("ascii", "replace").decode(),
     )
@@ -142,6 +143,7 @@ class TestValues:
             {1, 2},
             object(),
             {(1, 2): 3},
+            nested(190),
             nested(5000),
         ],
     )

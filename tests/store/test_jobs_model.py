@@ -85,14 +85,10 @@ class Machine(RuleBasedStateMachine):
         pending = sorted(key for key, job in self.model.items() if job["status"] == "pending")
         if run.job is not None:
             return
-        found = run.claims.next()
-        assert (found is None) == (not pending)
-        if found is None:
-            return
-        assert found["_key"] in pending
-        doc = run.claims.take(found["_key"])
-        assert doc is not None
-        self._hold(run, doc["_key"])
+        doc = run.claims.take_next()
+        assert (doc["_key"] if doc else None) == (pending[0] if pending else None)
+        if doc is not None:
+            self._hold(run, doc["_key"])
 
     @rule(number=st.integers(0, 2), key=st.sampled_from([job.key_of("tag", p) for p in PATHS]))
     def take_by_key(self, number: int, key: str) -> None:
@@ -140,7 +136,9 @@ class Machine(RuleBasedStateMachine):
     ) -> None:
         run = self.runs[number]
         pool = Pool("tag", crash_policy=policy, crash_max_retries=limit)
-        end = RunEnd(run.component_id, run.invocation, cause, 1, counted=cause not in UNCOUNTED)
+        counted = cause not in UNCOUNTED
+        is_last = cause == STOPPED and again
+        end = RunEnd(run.component_id, run.invocation, cause, 1, counted, is_last)
         assert settle(self.store, pool, end)[0] == self._die(run, end, policy, limit)
         if again and end.counted:
             assert not settle(self.store, pool, end._replace(wall_ms=2))[1]
@@ -157,7 +155,7 @@ class Machine(RuleBasedStateMachine):
         settled: list[Settled] = []
         quarantined: tuple[str, ...] = ()
         refund: list[str] = []
-        if end.cause == STOPPED:
+        if end.pool_stopped:
             self.crashes = 0
         counted = end.counted
         self.crashes += counted

@@ -16,9 +16,10 @@ from nomarr_systemd.host.ownership import find_exposed, find_exposed_file
 from nomarr_systemd.operate.job_store import open_as_owner
 from nomarr_systemd.store.protocol import POLICY_LEDGER
 from nomarr_systemd.store.sqlite.store import SqliteStore
+from tests.support.capabilities import needs_root
 from tests.support.users import NOBODY, run_as
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can hand over what it makes")
+pytestmark = needs_root
 DOC = {"_key": "worker:tag:0", "n": 1}
 
 

@@ -346,3 +346,26 @@ class TestQueries:
         assert reply.body["extra"]["stats"]["writesExecuted"] == 3
         assert run(api, "FOR d IN things FILTER d.n == 3 REMOVE d IN things RETURN OLD.v") == [-1]
         assert len(run(api, "FOR d IN things RETURN 1")) == 11
+
+
+@pytest.mark.parametrize(
+    "option", ["overwriteMode=replace", "overwrite=true", "returnNew=true", "keepNull=true"]
+)
+def test_what_it_does_not_implement_is_refused(
+    running_pair: tuple[Server, Server], option: str
+) -> None:
+    server, _ = running_pair
+    server.fault()
+    server.call("POST", "/_api/collection", {"name": "things"})
+    assert server.call("POST", f"/_api/document/things?{option}", {}).status == 501
+    path = "/_api/import?collection=things&type=array&onDuplicate=update"
+    assert server.call("POST", path, [{}]).status == 501
+
+
+def test_rights_come_before_what_is_there(running_pair: tuple[Server, Server]) -> None:
+    server, _ = running_pair
+    server.fault()
+    guest = server._replace(user="guest", password="guest")
+    for database in ("nothing", "_system"):
+        assert guest.call("GET", f"/_db/{database}/_api/collection").number == 11
+    assert server.call("GET", "/_db/nothing/_api/collection").number == 1228

@@ -108,7 +108,7 @@ class JobSite(Installation):
         """SIGKILL for supervisor, controller and the worker; the run that died."""
         died = self.lab.get(instance, "InvocationID")
         units = ("nomarr-supervisor.service", "nomarr-controller.service", instance)
-        for pid in [pid for unit in units if (pid := self.lab.main_pid(unit))]:
+        for pid in [pid for unit in units if (pid := self.lab.find_main_pid(unit))]:
             os.kill(pid, signal.SIGKILL)
         return died
 

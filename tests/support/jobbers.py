@@ -42,13 +42,11 @@ def start(
 def work(claims: Claims, marks: str) -> None:
     while True:
         try:
-            found = claims.next()
-            doc = claims.take(found["_key"]) if found else None
+            doc = claims.take_next()
         except StoreUnavailable:
             continue  # the machine is busy
-        if found is None:
-            time.sleep(0.02)  # as any polite loop would; the parent ends us
         if doc is None:
+            time.sleep(0.02)  # as any polite loop would; the parent ends us
             continue
         key, path = doc["_key"], path_of(doc)
         fd = os.open(f"{marks}/{key.rpartition(':')[2]}", os.O_RDWR | os.O_CREAT)

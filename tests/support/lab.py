@@ -22,6 +22,7 @@ from nomarr_systemd.systemd import unit_files
 
 CHECKOUT = Path(__file__).parents[2]
 LOOK_AGAIN_S = 0.01
+PATIENCE_S = 60.0  # only a hang takes longer, also on a busy machine
 
 # Instead of the controller: whatever the hook rings is kept for the test to read.
 BELL = """\
@@ -111,10 +112,25 @@ class Lab(lab.Lab):
         return self.show(name, wanted)[wanted]
 
     def main_pid(self, name: str) -> int:
+        """The unit's main process; a unit without one fails the test. It never returns 0, which
+        os.kill takes for this process and its whole group.
+        """
+        return self.main_pids(name)[0]
+
+    def main_pids(self, *names: str) -> list[int]:
+        """Of several units, by one question."""
+        text = self.systemctl("show", "--property=MainPID", "--value", *map(unit_of, names))
+        pids = [int(pid) for pid in text.split()]
+        without = [name for name, pid in zip(names, pids, strict=True) if not pid]
+        assert not without, f"without a main process: {', '.join(without)}"
+        return pids
+
+    def find_main_pid(self, name: str) -> int:
+        """The unit's main process, or 0."""
         return int(self.get(name, "MainPID"))
 
     def wait_for(
-        self, look: Callable[[], _Found], *, timeout_s: float = 20.0, what: str = ""
+        self, look: Callable[[], _Found], *, timeout_s: float = PATIENCE_S, what: str = ""
     ) -> _Found:
         """What ``look`` finds, as soon as that is true."""
         ends = time.monotonic() + timeout_s
@@ -123,7 +139,7 @@ class Lab(lab.Lab):
             time.sleep(LOOK_AGAIN_S)
         return found
 
-    def wait_until(self, name: str, *states: str, timeout_s: float = 20.0) -> None:
+    def wait_until(self, name: str, *states: str, timeout_s: float = PATIENCE_S) -> None:
         """Until a unit's ActiveState is one of these."""
         self.wait_for(
             lambda: self.get(name, "ActiveState") in states,

@@ -14,10 +14,11 @@ from typing import NamedTuple
 from nomarr_systemd.core import account as book
 from nomarr_systemd.core import intents as do
 from nomarr_systemd.core.account import Account
-from nomarr_systemd.core.death import Death
+from nomarr_systemd.core.death import Death, classify
 from nomarr_systemd.core.ids import Component
 from nomarr_systemd.core.incident import Incident
 from nomarr_systemd.core.intents import ORDER, Intent
+from nomarr_systemd.core.ledger_record import Record
 from nomarr_systemd.core.plan import is_blamed, plan
 from nomarr_systemd.core.policy import Rules
 from nomarr_systemd.core.time import Moment
@@ -45,6 +46,15 @@ class Simulated(NamedTuple):
     unheard: frozenset[int] = frozenset()  # their hook was lost
     forgotten: frozenset[int] = frozenset()  # and systemd knows them no more
     stopped: bool = False  # a person stopped it, and nobody has started it since
+    ended: frozenset[int] = frozenset()  # runs that ended well, and unasked
+    unbegun: frozenset[int] = frozenset()  # runs that never began: their start job failed
+    lacks: bool = False  # a unit that it needs is not active
+    until_ms: int = -1  # of its pause; -1: it has no end
+
+    @property
+    def is_inactive(self) -> bool:
+        """True if systemd calls its present state inactive, and not failed."""
+        return self.state == "failed" and self.run in self.ended | self.unbegun
 
 
 class Machine(NamedTuple):
@@ -91,11 +101,13 @@ def _thawed(account: Account) -> Account:
 # As controller.observe sees it
 
 
-def observe(machine: Machine, rules: Rules) -> World:
+def observe(machine: Machine, rules: Rules, asked: frozenset[str] = frozenset()) -> World:
     now = machine.now
     workers = []
     for number, each in enumerate(machine.workers):
         state = {"running": "active", "starting": "failed"}.get(each.state, each.state)
+        if each.is_inactive and (not each.wanted or (each.kept_down and each.hold)):
+            state = "inactive"
         timer = "none"
         if each.due_ms >= 0:
             timer = "waiting" if each.due_ms > machine.now_ms else "elapsed"
@@ -104,7 +116,7 @@ def observe(machine: Machine, rules: Rules) -> World:
         is_reported = any(run == each.run for run, _ in reports)
         if machine.ledger == "away":
             is_unknown = each.due_ms < 0
-        if each.state == "failed" and is_unknown and not is_reported:
+        if state == "failed" and each.state == "failed" and is_unknown and not is_reported:
             reports = (*reports, (each.run, machine.now_ms))  # the failed unit itself is found
         ordered = sorted(reports, key=lambda row: (row[0] == each.run, row[1]))
         deaths = tuple(_death(number, run, when, each, now) for run, when in ordered)
@@ -116,9 +128,13 @@ def observe(machine: Machine, rules: Rules) -> World:
             each.wanted,
             each.kept_down,
             timer,  # type: ignore[arg-type]
+            "db.service, which is failed" if each.lacks else "",
         )
         account = None if machine.ledger == "away" else _thawed(each.account)
-        workers.append(Worker(Component(POOL, number), rules, unit, account, each.hold, deaths))
+        is_over = 0 <= each.until_ms <= machine.now_ms
+        who = Component(POOL, number)
+        seen = Worker(who, rules, unit, account, each.hold, deaths, resumes=is_over)
+        workers.append(seen)
     recent = [
         record.death(each.account.component_id)
         for each in machine.workers
@@ -132,6 +148,7 @@ def observe(machine: Machine, rules: Rules) -> World:
         {each.pool: each for each in machine.incidents},
         {POOL: tuple(recent)},
         spooled=machine.spooled,
+        asked=asked,
         ledger=machine.ledger,  # type: ignore[arg-type]
         healthy=frozenset(map(name_of, active)) if machine.healthy else frozenset(),
     )
@@ -140,6 +157,13 @@ def observe(machine: Machine, rules: Rules) -> World:
 def _death(number: int, run: int, when: int, each: Simulated, now: Moment) -> Death:
     asked = run not in each.deaths
     at = now.later(when - now.boottime_ms)
+    name, invocation = name_of(number), invocation_of(number, run)
+    if run in each.unbegun:
+        lacks = "db.service, which is failed" if each.lacks else ""
+        first = f"{invocation}#1"
+        return classify("", start_job=True, lacks=lacks, component_id=name, invocation=first, at=at)
+    if run in each.ended:
+        return Death(name, invocation, "ended", 0, at=at, stop_asked=asked)
     return Death(name_of(number), invocation_of(number, run), code=1, at=at, stop_asked=asked)
 
 
@@ -180,7 +204,7 @@ def _do(machine: Machine, intent: Intent, rules: Rules) -> Machine:
         case do.Spool(_, entry):
             kept = [each for each in machine.spooled if each.death != entry.death]
             return machine._replace(spooled=(*kept, entry))
-        case do.Tell() | do.FailPool() | do.Quarantine():
+        case do.Tell() | do.Consult() | do.FailPool() | do.Quarantine():
             return machine
     number = intent.component.number
     each = machine.workers[number]
@@ -207,12 +231,17 @@ def _change(
             account, _ = book.record_failure(account, death, rules, now, current=current)
         case do.BookSpooled(_, entry, _):
             account, _ = book.book(account, entry.death, entry.decision, rules, entry.at)
-        case do.Refund(_, invocation, _, why):
-            account, _ = book.refund(account, invocation, rules, now, why)
+        case do.Refund(_, invocation, why):
+            account, _ = book.refund(account, invocation, now, why)
         case do.MarkFailed(_, invocation, why):
             account = book.mark_failed(account, why, now, invocation=invocation)
         case do.Note(_, invocation, effect):
             account = book.set_effect(account, invocation, effect, now)
+        case do.Resume(_, starts):
+            if not 0 <= each.until_ms <= machine.now_ms:
+                raise Broken(f"the pause of {number} is ended too early")
+            each = each._replace(hold="", until_ms=-1)
+            return _begin_run(each._replace(wanted=True, stopped=False)) if starts else each
         case do.Stop():
             return each._replace(state="inactive", wanted=False)
         case do.Mask():
@@ -261,6 +290,30 @@ def die(machine: Machine, number: int, *, heard: bool = True) -> Machine:
     return put(machine, number, changed)
 
 
+def end(machine: Machine, number: int) -> Machine:
+    """A run ends well, and unasked."""
+    each = machine.workers[number]
+    machine = put(machine, number, each._replace(ended=each.ended | {each.run}))
+    return die(machine, number)
+
+
+def lack(machine: Machine, number: int) -> Machine:
+    """A person starts the worker, and a unit that it needs fails: its start job fails."""
+    each = machine.workers[number]._replace(wanted=True, stopped=False, lacks=True)
+    if not machine.workers[number].wanted or each.state == "inactive":
+        each = _never_begin(each)
+        each = each._replace(deaths=each.deaths | {each.run})
+    return fail_start(put(machine, number, each), number)
+
+
+def _never_begin(each: Simulated) -> Simulated:
+    """A start that leads to no run: systemd shows a newer wanted unit than the last run."""
+    run = each.runs + 1
+    lost = each.forgotten | ({each.run} & each.unheard if each.state == "failed" else set())
+    unbegun = each.unbegun | {run}
+    return each._replace(state="failed", run=run, runs=run, unbegun=unbegun, forgotten=lost)
+
+
 def begin(machine: Machine, number: int) -> Machine:
     """A start job is done: the worker runs."""
     return put(machine, number, _begin_run(machine.workers[number]))
@@ -297,9 +350,7 @@ def start(machine: Machine, number: int) -> Machine:
     """A person starts the worker."""
     each = machine.workers[number]._replace(wanted=True, stopped=False)
     if each.hold:
-        state = "inactive"
-        lost = each.forgotten | ({each.run} & each.unheard if each.state == "failed" else set())
-        return put(machine, number, each._replace(state=state, kept_down=True, forgotten=lost))
+        return put(machine, number, _never_begin(each)._replace(kept_down=True))
     return put(machine, number, _begin_run(each))
 
 
@@ -309,8 +360,14 @@ def pause(machine: Machine, number: int) -> Machine:
     )
 
 
+def pause_for(machine: Machine, number: int) -> Machine:
+    """A pause that ends by itself."""
+    machine = pause(machine, number)
+    return put(machine, number, machine.workers[number]._replace(until_ms=machine.now_ms + 30_000))
+
+
 def resume(machine: Machine, number: int) -> Machine:
-    each = machine.workers[number]._replace(hold="")
+    each = machine.workers[number]._replace(hold="", until_ms=-1)
     machine = put(machine, number, each)
     return machine if each.masked else start(machine, number)
 
@@ -342,7 +399,7 @@ def reboot(machine: Machine) -> Machine:
         if fresh.masked:
             workers.append(fresh._replace(state="inactive", wanted=False))
         elif fresh.hold:
-            workers.append(fresh._replace(state="inactive", kept_down=True))
+            workers.append(_never_begin(fresh)._replace(kept_down=True))
         else:
             workers.append(_begin_run(fresh._replace(state="inactive")))
     return machine._replace(workers=tuple(workers), boot=machine.boot + 1)
@@ -350,7 +407,12 @@ def reboot(machine: Machine) -> Machine:
 
 def wait(machine: Machine) -> Machine:
     """Time passes until the next timer rings, or for longer than a start job may take."""
-    due = [each.due_ms for each in machine.workers if each.due_ms > machine.now_ms]
+    due = [
+        when
+        for each in machine.workers
+        for when in (each.due_ms, each.until_ms)
+        if when > machine.now_ms
+    ]
     return machine._replace(now_ms=min(due, default=machine.now_ms + 11_000))
 
 
@@ -360,17 +422,25 @@ def happenings(machine: Machine) -> Iterator[tuple[str, Machine]]:
         if each.state == "running":
             yield f"die {number}", die(machine, number)
             yield f"die unheard {number}", die(machine, number, heard=False)
+            yield f"end {number}", end(machine, number)
+        if each.lacks:
+            yield f"mend {number}", put(machine, number, each._replace(lacks=False))
         if each.state == "starting":
-            yield f"begin {number}", begin(machine, number)
+            if not each.lacks:
+                yield f"begin {number}", begin(machine, number)
             yield f"fail start {number}", fail_start(machine, number)
         if not each.stopped:
             yield f"stop {number}", stop(machine, number)
         if each.state in ("failed", "inactive") and not each.masked:
-            yield f"start {number}", start(machine, number)
+            if not each.lacks:
+                yield f"start {number}", start(machine, number)
+            if not each.hold:
+                yield f"lack {number}", lack(machine, number)
         if each.hold.startswith("paused"):
             yield f"resume {number}", resume(machine, number)
         elif not each.stopped:
             yield f"pause {number}", pause(machine, number)
+            yield f"pause {number} for a while", pause_for(machine, number)
         if each.account.rows:
             yield f"reset {number}", reset(machine, number)
     yield "wait", wait(machine)
@@ -381,12 +451,24 @@ def happenings(machine: Machine) -> Iterator[tuple[str, Machine]]:
 
 def passes(machine: Machine, rules: Rules) -> Iterator[tuple[str, Machine]]:
     """Yield the machine after a pass of the controller, and after one killed at each step."""
-    done = machine
-    for count, step in enumerate(steps_of(plan(observe(machine, rules), machine.now))):
-        if count:
-            yield f"killed after {count}", done
-        done = carry_out(done, step, rules)
+    done, count, asked = machine, 0, frozenset[str]()
+    while True:
+        intents = plan(observe(done, rules, asked), done.now)
+        for step in steps_of(intents):
+            if count:
+                yield f"killed after {count}", done
+            done = carry_out(done, step, rules)
+            count += 1
+        consulted = consulted_in(intents)
+        if not consulted:
+            break
+        asked |= consulted
     yield "pass", done
+
+
+def consulted_in(intents: Iterable[Intent]) -> frozenset[str]:
+    """The runs that the supervisor is asked about; here it has nothing to say of them."""
+    return frozenset(each.death.run for each in intents if isinstance(each, do.Consult))
 
 
 # What must hold
@@ -426,8 +508,11 @@ def check_settled(machine: Machine, rules: Rules) -> None:
     if again:
         raise Broken(f"planned again on its own result: {again}")
     for number, each in enumerate(machine.workers):
-        known = {r.invocation for r in _thawed(each.account).records}
-        spooled = {entry.death.invocation for entry in machine.spooled}
+        records = _thawed(each.account).records
+        known = {r.invocation.partition("#")[0] for r in records}
+        spooled = {entry.death.run for entry in machine.spooled}
+        if 0 <= each.until_ms <= machine.now_ms:
+            raise Broken(f"the pause of {number} outlasts its time")
         for run in each.deaths - each.forgotten:
             invocation = invocation_of(number, run)
             if machine.ledger == "sound" and invocation not in known:
@@ -437,8 +522,16 @@ def check_settled(machine: Machine, rules: Rules) -> None:
             if machine.ledger != "sound" and is_reported and not is_kept:
                 raise Broken(f"the death {run} of {number} is neither booked nor spooled")
         is_owed = each.state == "failed" and each.wanted and not each.masked and not each.hold
+        if rules.on_clean_exit == "stay" and each.run in each.ended:
+            is_owed = False
+            if any(r.action == "restart" and _run_of(r) in each.ended for r in records):
+                raise Broken(f"{number} has finished, and is restarted")
         if is_owed and each.due_ms <= machine.now_ms:
             raise Broken(f"{number} is forgotten")
+
+
+def _run_of(record: Record) -> int:
+    return int(record.invocation.partition("#")[0][16:] or "0", 16)
 
 
 def freeze(machine: Machine) -> int:
@@ -450,9 +543,11 @@ def run_pass(machine: Machine, rules: Rules) -> Machine:
     """One whole pass, checked."""
     *_, (_, done) = passes(machine, rules)
     # A closed or opened incident concerns more workers: the controller looks again at once.
+    asked = frozenset[str]()
     for _ in range(4):
-        intents = plan(observe(done, rules), done.now)
+        intents = plan(observe(done, rules, asked), done.now)
         if not intents:
             break
         done = carry_out(done, chain.from_iterable(steps_of(intents)), rules)
+        asked |= consulted_in(intents)
     return done

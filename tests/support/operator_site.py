@@ -65,6 +65,8 @@ class Installation:
         return [self.python, "-c", code, "--user", "--config", str(self.config), *arguments]
 
     def ctl(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        if arguments[0] == "apply" and "--dry-run" not in arguments:
+            arguments = (*arguments, "--yes")
         given = [f"{name}={value}" for name, value in environment.items()]
         return self.lab.run(["env", *given, *self.command(*arguments)], check=False)
 
@@ -75,7 +77,7 @@ class Installation:
 
     def json(self, *arguments: str, status: int = 0) -> Any:
         done = self.ctl(*arguments, "--json")
-        assert done.returncode == status, done.stderr
+        assert done.returncode == status, done.stderr + done.stdout
         return json.loads(done.stdout)
 
     def bring_up(self, workers: int, *, backoff_s: float = 0.1, more: str = "") -> None:
@@ -128,9 +130,7 @@ class Installation:
         """SIGKILL for its main process; the run that died."""
         self.wait_until_reconciled()
         died = self.lab.get(instance, "InvocationID")
-        pid = self.lab.main_pid(instance)
-        assert pid, f"{instance} does not run"  # 0 would be this process
-        os.kill(pid, signal.SIGKILL)
+        os.kill(self.lab.main_pid(instance), signal.SIGKILL)
         return died
 
     def crash(self, instance: str = "tag-0") -> str:

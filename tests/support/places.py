@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from nomarr_systemd.config.store_url import ArangoUrl
+from nomarr_systemd.config.store_url import ArangoUrl, PostgresUrl
 from nomarr_systemd.ledger.public import Publisher
 from nomarr_systemd.store.arango.store import ArangoStore
+from nomarr_systemd.store.postgresql.store import PostgresStore
 from nomarr_systemd.store.protocol import Doc, Domain, Store
 from nomarr_systemd.store.sqlite.store import SqliteStore
 from tests.arango_standin.running import Server
+from tests.support.postgres import ADMIN, Postgres
 
 ArangoOpener = Callable[..., ArangoStore]
 DATABASE = "nomarr"  # on stand-ins of a test's own
@@ -19,28 +21,34 @@ SECRET = "Pässwörd €"  # of the user ``app`` there
 
 
 class Place(NamedTuple):
-    """A directory for SQLite, or a server's database for ArangoDB."""
+    """A directory for SQLite, or a server's database for ArangoDB or PostgreSQL."""
 
     directory: str
-    server: Server | None = None
+    server: Server | Postgres | None = None
     database: str = ""
 
     def open(self, domain: Domain = "policy", *, publisher: Publisher | None = None) -> Store:
-        if self.server is None:
-            return SqliteStore(self.directory, domain, publisher=publisher)
         server = self.server
-        url = ArangoUrl(server.user, ((server.host, server.port),), self.database, tls=False)
+        if server is None:
+            return SqliteStore(self.directory, domain, publisher=publisher)
         # Patient, for a machine that is busy with eight processes.
-        return ArangoStore(url, domain, password=server.password, timeout_s=20, publisher=publisher)
+        patience: dict[str, Any] = {"timeout_s": 20, "publisher": publisher}
+        hosts = ((server.host, server.port),)
+        if isinstance(server, Postgres):
+            at = PostgresUrl(ADMIN, hosts, self.database, tls=False)
+            return PostgresStore(at, domain, password=server.password, **patience)
+        url = ArangoUrl(server.user, hosts, self.database, tls=False)
+        return ArangoStore(url, domain, password=server.password, **patience)
 
 
 def dump_place(place: Place) -> str:
-    return json.dumps(place)
+    return json.dumps((*place, isinstance(place.server, Postgres)))
 
 
 def load_place(text: str) -> Place:
-    directory, server, database = json.loads(text)
-    return Place(directory, Server(*server) if server else None, database)
+    directory, server, database, is_postgres = json.loads(text)
+    kind: type[Server | Postgres] = Postgres if is_postgres else Server
+    return Place(directory, kind(*server) if server else None, database)
 
 
 def keys_of(docs: list[Doc]) -> list[str]:

@@ -47,6 +47,11 @@ class Told(Worker):
                     raise NonFatal("bad file")
                 case ["error"]:
                     raise RuntimeError("broken")
+                case ["open", *others]:  # the job's own file, or another
+                    with open(others[0] if others else job, "rb"):
+                        pass
+                case ["format"]:
+                    raise EOFError("the file ends too early")
                 case ["memory"]:
                     raise MemoryError
                 case ["oom", seconds]:
@@ -55,6 +60,15 @@ class Told(Worker):
                     raise Recovering(float(seconds))
                 case ["notready"]:
                     raise NotReady("the GPU went away")
+
+
+class Forgiving(Told):
+    nonfatal = (EOFError,)
+
+
+class PreflightReturns(Told):
+    def preflight(self) -> None:
+        return False  # type: ignore[return-value]
 
 
 class Lazy(Told):

@@ -29,12 +29,12 @@ PATIENCE_S = 60.0  # for anything that is certain to come
 
 # dup2 the descriptors to 3, 4, … as systemd passes them, then become the program.
 PASS = """
-import os, sys
+import fcntl, os, sys
 fds = [int(fd) for fd in sys.argv[1].split(",") if fd]
-high = [os.dup2(fd, 9000 + n, inheritable=False) for n, fd in enumerate(fds)]
+high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3 + len(fds)) for fd in fds]
 for n, fd in enumerate(high):
     os.dup2(fd, 3 + n, inheritable=True)
-os.closerange(3 + len(fds), 9000)
+os.closerange(3 + len(fds), os.sysconf("SC_OPEN_MAX"))
 if fds:
     os.environ["LISTEN_PID"] = str(os.getpid())
 os.execv(sys.executable, [sys.executable, "-m", "nomarr_systemd.supervisor.main", *sys.argv[2:]])
@@ -195,13 +195,15 @@ class Lab:
     def configure(
         self, *, store: str = "", health: HealthRules | None = None, **pools: int | Pool
     ) -> None:
+        health = health or HealthRules()
+        given = [
+            each if isinstance(each, Pool) else Pool(name, workers=each)
+            for name, each in pools.items()
+        ]
         config = Config(
             store=StoreSettings(store or f"sqlite://{self.paths.state}"),
-            health=health or HealthRules(),
-            pools=tuple(
-                each if isinstance(each, Pool) else Pool(name, workers=each)
-                for name, each in pools.items()
-            ),
+            health=health,
+            pools=tuple(each._replace(health=health) for each in given),
         )
         with open(self.paths.resolved + ".new", "w", encoding="utf-8") as file:
             json.dump(config.to_dict(), file)

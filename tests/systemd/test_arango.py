@@ -20,6 +20,7 @@ from nomarr_systemd.host.machine import host_of
 from nomarr_systemd.ledger.ledger import Ledger
 from nomarr_systemd.store.open import open_store
 from tests.arango_standin.running import Server, open_server
+from tests.support.capabilities import NOT_HERE
 from tests.support.lab import Lab
 
 WORKER = """\
@@ -93,7 +94,7 @@ def test_a_server_that_answers_badly_is_away(
     """The worker is restarted meanwhile, and its death is booked when the server is sound again.
     Security findings 11 and 16."""
     if not server.standin:
-        pytest.skip("a real server answers well")
+        pytest.skip(NOT_HERE + "a real server answers well")
     died = lab.get("tag-0", "InvocationID")
     server.fault(**fault)
     try:

@@ -199,8 +199,8 @@ def test_two_hundred_at_once(lab: Lab) -> None:
     lab.systemctl(*start, timeout_s=LONG_S)
     died = show_all(lab, names, "InvocationID")
     # Not alike: that would be an incident.
-    for number, pid in enumerate(show_all(lab, names, "MainPID").values()):
-        os.kill(int(pid), (signal.SIGKILL, signal.SIGSEGV, signal.SIGFPE)[number % 3])
+    for number, pid in enumerate(lab.main_pids(*names)):
+        os.kill(pid, (signal.SIGKILL, signal.SIGSEGV, signal.SIGFPE)[number % 3])
     lab.wait_for(
         lambda: all(_effects(lab, name) == ["scheduled"] for name in names),
         timeout_s=LONG_S,
@@ -216,8 +216,8 @@ def test_two_hundred_at_once(lab: Lab) -> None:
 
     lab.systemctl(*start, timeout_s=LONG_S)
     reloads = lab.journal("-o", "cat").count("Reloading.")
-    for pid in show_all(lab, names, "MainPID").values():
-        os.kill(int(pid), signal.SIGTERM)
+    for pid in lab.main_pids(*names):
+        os.kill(pid, signal.SIGTERM)
     lab.wait_for(
         lambda: set(show_all(lab, names, "LoadState").values()) == {"masked"},
         timeout_s=LONG_S,

@@ -13,7 +13,7 @@ import pytest
 
 from nomarr_systemd.controller.main import run
 from nomarr_systemd.controller.site import Site
-from nomarr_systemd.core import plan
+from nomarr_systemd.core import start_table
 from nomarr_systemd.core.ids import parse_component
 from nomarr_systemd.host.files import write_durably
 from nomarr_systemd.ledger.ledger import Ledger
@@ -153,7 +153,7 @@ def test_a_start_that_waits_for_something_else_has_not_failed(
     assert lab.get("tag-0", "Job")
     for name, value in lab.environment.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(plan, "START_JOB_GRACE_MS", -1)
+    monkeypatch.setattr(start_table, "START_JOB_GRACE_MS", -1)
     manager = Manager(user=True)
     with contextlib.closing(Site(lab.paths, lab.config, manager)) as site, site.alone():
         run(site, everybody=True)

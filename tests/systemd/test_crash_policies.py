@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from nomarr_systemd.demo.lab import LabUnavailable
+from nomarr_systemd.jobs.settlement import STATS
 from tests.support.job_site import JobSite
 from tests.support.lab import Lab
 from tests.support.watch import Watch
@@ -26,6 +27,14 @@ POOLS = {
     "whole": (2, 'crash_policy = "fail-pool"'),
     "strict": (3, "crash_max_retries = 1"),
     "life": (1, "idle_evict_s = 0.5"),
+    # One restart and no more: each second death by a job would mask it.
+    "bad": (
+        1,
+        """crash_policy = "restart-requeue-in-flight"
+[pool.bad.policy]
+max_restarts = 1
+max_lifetime_restarts = 1""",
+    ),
 }
 
 
@@ -86,11 +95,22 @@ def test_a_poisonous_job_is_set_aside_and_restarts_are_given_back(site: JobSite)
     job = site.wait_for_job("again", "poison", "quarantined")
     for name in healthy:
         site.wait_for_job("again", name, "done")
-    [told] = site.lab.wait_for(lambda: site.told("quarantine", "again"), what="the entry")
-    assert site.key("again", "poison") in told
+    key = site.key("again", "poison")
+    killed = {each["component_id"] for each in job["crashes"]}
+    told = site.lab.wait_for(
+        lambda: len(found := site.told("quarantine", "again")) == len(killed) and found,
+        what="an entry for each worker that it killed",
+    )
+    assert told
+    for entry in told:
+        # What is said to be given back is what is on record.
+        instance = entry.partition(":")[0]
+        refunds = [each for each in site.records(instance) if each.action == "refund"]
+        many = "1 restart was" if len(refunds) == 1 else f"{len(refunds)} restarts were"
+        assert f"{instance}: job {key} was quarantined; {many} given back" in entry
+        assert entry.endswith(f"nomarrctl jobs quarantine release {key}")
     for name in site.instances("again"):
         assert site.account(name).window == before[name]
-    key = site.key("again", "poison")
 
     def announced() -> list[list[str]]:
         settled = [event for event in tuple(watch.events) if event["type"] == "settled"]
@@ -106,12 +126,30 @@ def test_a_poisonous_job_is_set_aside_and_restarts_are_given_back(site: JobSite)
         report = site.why(each["component_id"], "--invocation", each["invocation"])
         assert report["verdict"] == "died"
         assert report["death"]["job"] == site.path("poison")
+        commands = [each["command"] for each in report["advice"]]
+        assert f"nomarrctl --user jobs quarantine release {key}" in commands
     assert [each["id"] for each in site.json("jobs", "quarantine", "list")["jobs"]] == [key]
     site.touch("poison.cured")
-    assert "1 jobs are pending again" in site.good("jobs", "quarantine", "release", key)
+    assert "1 job is pending again" in site.good("jobs", "quarantine", "release", key)
     site.wait_for_job("again", "poison", "done")
     site.good("reconcile")
-    assert len(site.told("quarantine", "again")) == 1
+    assert len(site.told("quarantine", "again")) == len(killed)
+
+
+def test_a_stream_of_bad_files_slows_a_worker_down_and_never_masks_it(site: JobSite) -> None:
+    files = [f"poison-{number}" for number in range(5)]
+    site.add("bad", *files, "zz-good")
+    for name in files:
+        site.wait_for_job("bad", name, "quarantined")
+    site.wait_for_job("bad", "zz-good", "done")
+    site.wait_until_healthy("bad-0")
+    site.lab.wait_for(
+        lambda: len(site.told("quarantine", "bad")) == len(files), what="an entry for each file"
+    )
+    account = site.account("bad-0")
+    assert (account.restart_count, account.total_restarts) == (0, 2 * len(files))
+    assert (account.k, account.failure_reason) == (2 * len(files), None)
+    assert all("2 restarts were given back" in each for each in site.told("quarantine", "bad"))
 
 
 def test_a_whole_pool_fails_and_is_brought_back(site: JobSite) -> None:
@@ -130,8 +168,11 @@ def test_a_whole_pool_fails_and_is_brought_back(site: JobSite) -> None:
     assert site.lab.get(second, "Result") == "success"
     assert site.job("whole", "wait-b")["status"] == "error"  # its result came too late
     site.good("reconcile")
-    [told] = site.told("pool-failed", "whole")
-    assert told.startswith("pool whole has failed: worker:whole:")
+    told, *own = site.told("pool-failed", "whole")
+    assert told.startswith(f"pool whole has failed: worker:whole:{first[-1]} died (killed by")
+    # The journal of each worker says so, with the true cause.
+    assert sorted(each.partition(":")[0] for each in own) == sorted((first, second))
+    assert all(f"masked, because {told}" in each for each in own)
     for name in (first, second):
         row = site.row(name)
         assert row["state"] == "masked"
@@ -159,7 +200,7 @@ def test_a_whole_pool_fails_and_is_brought_back(site: JobSite) -> None:
         site.wait_for_job("whole", name, "done")
     site.good("reconcile")
     assert site.runs("whole") == runs
-    assert len(site.told("pool-failed", "whole")) == 1
+    assert len(site.told("pool-failed", "whole")) == 3
 
 
 def test_too_many_crashes_fail_the_pool(site: JobSite) -> None:
@@ -175,8 +216,8 @@ def test_too_many_crashes_fail_the_pool(site: JobSite) -> None:
         site.wait_for_job("strict", job, "error")
     site.wait_until_masked("strict")
     site.good("reconcile")
-    [told] = site.told("pool-failed", "strict")
-    assert "crash_max_retries is 1" in told
+    told = site.told("pool-failed", "strict")
+    assert all("crash_max_retries is 1" in each for each in told)
     for name in names:
         assert "crash_max_retries is 1" in str(site.account(name).failure_reason)
         assert site.lab.get(name, "ActiveState") == "failed"
@@ -362,3 +403,21 @@ def wait_until_held(site: JobSite, pool: str) -> tuple[str, list[str]]:
     held = site.lab.wait_for(look, timeout_s=60, what="two are held")
     [canary] = set(names) - held
     return canary, sorted(held)
+
+
+def test_a_pool_forgets_its_crashes_when_all_of_it_has_stopped(site: JobSite) -> None:
+    def crashes() -> int:
+        books = site.store.get(STATS, "pool:keep")
+        return int(books["crashes"]) if books else -1
+
+    site.wait_for_new_run("keep-1", site.kill("keep-1"))
+    site.wait_until_healthy("keep-1")
+    site.lab.wait_for(lambda: crashes() > 0, what="the crash is counted")
+    before = crashes()
+    site.lab.stop("keep-0")
+    site.lab.wait_until("keep-0", "inactive")
+    site.lab.start("keep-0")
+    site.wait_until_healthy("keep-0", "keep-1")
+    assert crashes() == before
+    site.lab.stop("keep-0", "keep-1")
+    site.lab.wait_for(lambda: crashes() == 0, what="the crashes are forgotten")

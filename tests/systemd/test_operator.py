@@ -116,7 +116,8 @@ def test_a_resume_that_was_killed_is_completed_by_the_next(site: Installation) -
     site.good("pause")
     hold = site.state / "hold" / "tag-0"
     hold.rename(f"{hold}.resuming")  # as a kill before the start leaves it
-    assert site.good("resume") == "worker:tag:0: resumed\n"
+    # The controller completes it, too, if it looks before.
+    assert site.good("resume") in ("worker:tag:0: resumed\n", "worker:tag:0: was not paused\n")
     site.wait_until_healthy("tag-0")
     assert os.listdir(hold.parent) == []
 

@@ -51,8 +51,9 @@ def descriptors(site: Installation) -> int:
 def test_apply_shows_the_difference_first(site: Installation) -> None:
     site.configure(2)
     said = site.good("apply", "--dry-run")
-    assert "+ nomarr-worker@tag-1.service.d/20-nomarr.conf" in said
-    assert "worker:tag:1: to be started" in said
+    assert "tag: 2 workers to be started: tag-0, tag-1\n" in said
+    diff = site.good("apply", "--dry-run", "--diff")
+    assert "+ nomarr-worker@tag-0.service.d/20-nomarr.conf and 1 of the same pool\n" in diff
     assert not site.state.exists()
     site.good("apply")
     site.wait_until_healthy("tag-0", "tag-1")
@@ -79,7 +80,8 @@ def test_settings_that_need_no_restart(site: Installation) -> None:
     run = site.lab.get("tag-0", "InvocationID")
     site.configure(1, backoff_s=7)
     said = site.good("apply")
-    assert "take effect without a restart" in said
+    assert "[policy] backoff_base_s: 0.1 → 7\n" in said
+    assert "restart" not in said
     assert site.lab.get("tag-0", "InvocationID") == run
     assert site.good("apply", "--dry-run") == "Nothing differs.\n"
 
@@ -116,7 +118,8 @@ def test_only_what_changed_is_restarted(site: Installation) -> None:
     runs = {name: site.lab.get(name, "InvocationID") for name in ("tag-0", "scan-0")}
     site.configure(1, more=scan + "stop_timeout_s = 7\n")
     said = site.good("apply")
-    assert "+TimeoutStopSec=7s" in said
+    assert "[pool.scan] stop_timeout_s: 90 → 7\n" in said
+    assert "scan: 1 worker to be restarted with new settings, after its job: scan-0\n" in said
     assert "restarted: worker:scan:0" in said
     site.wait_until_healthy("tag-0", "scan-0")
     assert site.lab.get("tag-0", "InvocationID") == runs["tag-0"]
@@ -131,9 +134,16 @@ def test_a_mistake_changes_nothing(site: Installation) -> None:
     assert done.returncode == 78
     assert "did you mean watchdog_s?" in done.stderr
     site.configure(3, more='[pool.tag.unit]\nMemoryMax = "lots"\n')
-    done = site.ctl("apply")
-    assert done.returncode == 1
-    assert "Invalid memory limit 'lots'" in done.stderr
+    for arguments in (["apply"], ["apply", "--dry-run"]):
+        done = site.ctl(*arguments)
+        assert done.returncode == 78
+        assert "Invalid memory limit 'lots'" in done.stderr
+    missing = '[pool.scan]\ncommand = ["/no/such/program"]\n'
+    site.configure(3, more=missing)
+    for arguments in (["apply"], ["apply", "--dry-run"]):
+        done = site.ctl(*arguments)
+        assert done.returncode == 78
+        assert "/no/such/program" in done.stderr
     assert files_of(site) == before
     assert site.row()["state"] == "healthy"
 
@@ -162,7 +172,7 @@ def apply_killed_at(site: Installation, step: str) -> None:
         "from nomarr_systemd.cli.main import main\n"
         "main()\n"
     )
-    command = [sys.executable, "-c", code, "--user", "--config", str(site.config), "apply"]
+    command = [sys.executable, "-c", code, "--user", "--config", str(site.config), "apply", "--yes"]
     assert site.lab.run(command, check=False).returncode == -signal.SIGKILL
 
 
@@ -245,3 +255,97 @@ def test_names_do_not_come_from_pipes(site: Installation) -> None:
         os.mkfifo(health / f"other-{number}")
     assert site.json("apply", "--dry-run")["workers"]["remove"] == []
     site.good("apply")
+
+
+ON_A_TERMINAL = """\
+import os, pty, sys
+pid, fd = pty.fork()
+if pid == 0:
+    os.execv(sys.argv[2], sys.argv[2:])
+os.write(fd, sys.argv[1].encode() + b"\\n")
+try:
+    while said := os.read(fd, 4096):
+        sys.stdout.write(said.decode())
+except OSError:
+    pass
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+# It goes on with its job for as long as the file is there, and says so to systemd.
+SLOW = """\
+#!/bin/sh
+finish() {{
+    while [ -e {keep} ]; do
+        systemd-notify EXTEND_TIMEOUT_USEC=20000000; sleep 0.2
+    done
+    exit 0
+}}
+trap finish TERM
+systemd-notify --ready
+while :; do
+    printf 'HEALTH|{{"component_id":"%s","status":"healthy"}}\\n' "$NOMARR_COMPONENT_ID" >&3
+    sleep 0.2 & wait $!
+done 3>"$NOMARR_HEALTH_PIPE"
+"""
+
+
+def test_it_asks_before_it_removes_workers(site: Installation) -> None:
+    site.bring_up(2)
+    site.configure(1)
+    before = files_of(site)
+    for arguments in (["apply"], ["apply", "--json"]):
+        done = site.lab.run(site.command(*arguments), check=False)
+        assert done.returncode == 1
+        assert "1 worker would be stopped and removed with their history: tag-1" in done.stderr
+        assert "say --yes" in done.stderr
+    assert files_of(site) == before
+    for answer, runs in (("n", True), ("y", False)):
+        command = [site.python, "-c", ON_A_TERMINAL, answer, *site.command("apply")]
+        done = site.lab.run(command, check=False)
+        assert "Go on? [y/N]" in done.stdout, done.stdout + done.stderr
+        assert done.returncode == (1 if runs else 0)
+        assert ("tag-1" in "".join(files_of(site))) == runs
+
+
+def test_a_worker_that_extends_its_stop_holds_nothing_up(site: Installation) -> None:
+    keep = Path(site.lab.directory, "keep")
+    keep.touch()
+    slow = site.lab.write_program("slow", SLOW.format(keep=keep))
+    pool = f'[pool.slow]\nworkers = 2\ncommand = ["{slow}"]\nstop_timeout_s = 5\n'
+    site.bring_up(1, more=pool)
+    site.wait_until_healthy("slow-0", "slow-1")
+    site.configure(2, more=pool.replace("workers = 2", "workers = 1"))
+    code = f"import sys; sys.path.insert(0, {site.source!r}); import nomarr_systemd.operate.apply"
+    code += " as apply; apply.EXTRA_S = 0.5; from nomarr_systemd.cli.main import main;"
+    code += " sys.exit(main())"
+    options = ["--user", "--config", str(site.config), "apply", "--yes"]
+    done = site.lab.run([site.python, "-c", code, *options], check=False)
+    assert done.returncode == 1
+    assert "still finishing a job: slow-1; run apply again then" in done.stderr
+    assert "nomarrctl: stopping: 0 of 1 (slow-1)" in done.stderr  # through a pipe, too
+    site.wait_until_healthy("tag-0", "tag-1", "slow-0")  # the rest was done
+    keep.unlink()
+    site.lab.wait_until("slow-1", "inactive", "failed")
+    site.good("apply")
+    assert site.good("apply", "--dry-run") == "Nothing differs.\n"
+    assert not [name for name in files_of(site) if "slow-1" in name]
+
+
+def test_health_of_one_pool(site: Installation) -> None:
+    """The supervisor judges each pool by its own rules, and systemd has its start timeout."""
+    own = f'[pool.scan]\ncommand = ["{site.worker}"]\n[pool.scan.health]\nframe_interval_s = 0.1\n'
+    site.bring_up(1, more=own + "startup_timeout_s = 7\nstaleness_interval_s = 0.3\n")
+    site.wait_until_healthy("scan-0")
+    times = [site.lab.get(name, "TimeoutStartUSec") for name in ("tag-0", "scan-0")]
+    assert times == ["1min", "7s"]
+    runs = {name: site.lab.get(name, "InvocationID") for name in ("tag-0", "scan-0")}
+    for name in runs:
+        os.kill(site.lab.main_pid(name), signal.SIGSTOP)
+    site.lab.wait_for(lambda: site.account("scan-0").find(runs["scan-0"]), what="it is stale")
+    assert site.records("scan-0")[-1].kind == "stale"
+    assert site.lab.get("tag-0", "InvocationID") == runs["tag-0"]
+    os.kill(site.lab.main_pid("tag-0"), signal.SIGCONT)
+    said = site.good("apply", "--dry-run")
+    assert said == "Nothing differs.\n"
+    site.configure(1, more=own + "startup_timeout_s = 8\nstaleness_interval_s = 0.3\n")
+    said = site.good("apply", "--dry-run")
+    assert "[pool.scan.health] startup_timeout_s: 7 → 8\n" in said

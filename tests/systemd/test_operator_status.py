@@ -104,8 +104,13 @@ def test_one_row_for_each_worker(site: Installation) -> None:
         "next_restart_in_s": None,
         "failure_reason": None,
         "ledger_problem": None,
+        "last_chance": None,
+        "last_frame_wall_ms": row["last_frame_wall_ms"],
+        "metrics": None,
+        "statistics": {"total_restarts": 0, "restarts_per_hour": 0, "recoveries": 0},
         "last_crash": None,
     }
+    assert row["last_frame_wall_ms"] > 0
     lines = site.good("status").splitlines()
     assert lines[0].split() == [
         *("WORKER", "UNIT", "HEALTH", "PHASE", "JOB", "UP", "WINDOW", "LIFETIME", "NEXT"),

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.capabilities import NOT_HERE
 from tests.support.crashes import account_of, records_of, wait_for_run
 from tests.support.lab import Lab
 
@@ -45,7 +46,7 @@ def memory(lab: Lab) -> Iterator[Path]:
     """A memory cgroup with little room."""
     hierarchy = Path("/sys/fs/cgroup/memory")
     if not (hierarchy / "memory.oom_control").exists():
-        pytest.skip("needs the memory controller in a cgroup v1 hierarchy")
+        pytest.skip(NOT_HERE + "the memory controller is not in a cgroup v1 hierarchy")
     place = hierarchy / Path(lab.directory).name
     try:
         place.mkdir()

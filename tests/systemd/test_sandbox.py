@@ -9,8 +9,11 @@ import signal
 from pathlib import Path
 
 from nomarr_systemd.systemd.unit_files import find_data
+from tests.support.capabilities import needs_root
 from tests.support.lab import Lab
 from tests.support.web_site import Client, find_port
+
+pytestmark = needs_root  # a user namespace is a sandbox, and has no room for another
 
 # Python, the checkout or the lab itself may be in /home or /tmp here.
 ELSEWHERE = (

@@ -114,9 +114,8 @@ def test_every_frame_is_accounted_for(lab: Lab, killer: Killer) -> None:
         lab.systemctl("restart", SUPERVISOR)
         subscriber.wait_for_data(served + 1)
 
-    for line in runs.splitlines():
-        if line.startswith("MainPID="):
-            os.kill(int(line.partition("=")[2]), signal.SIGUSR1)
+    for pid in lab.main_pids(*names()):
+        os.kill(pid, signal.SIGUSR1)
     subscriber.wait_for(rb"\"job\":\"last\"", WORKERS)
     answer = ask(lab.paths.live, {"op": "snapshot"}, timeout_s=20)
     subscriber.close()

@@ -12,10 +12,11 @@ import pytest
 from nomarr_systemd.config.file import parse
 from nomarr_systemd.config.values import Config
 from nomarr_systemd.host.layout import Paths, make_programs, system_paths
-from nomarr_systemd.systemd.unit_files import UnitError, find_data, verify
+from nomarr_systemd.systemd.unit_files import UnitsRefused, find_data, verify
 
 EXPOSURE = {
     "nomarr-onfailure@.service": 1.9,
+    "nomarr-onsuccess@.service": 1.9,
     "nomarr-controller.service": 1.8,
     "nomarr-restart@.service": 1.9,
     "nomarr-reconcile.service": 1.8,
@@ -75,7 +76,7 @@ def test_systemd_accepts_every_unit(paths: Paths, libexec: str) -> None:
 def test_what_systemd_refuses_is_said_in_its_words(
     paths: Paths, libexec: str, lines: tuple[str, ...], words: list[str]
 ) -> None:
-    with pytest.raises(UnitError) as raised:
+    with pytest.raises(UnitsRefused) as raised:
         verify(with_pool(*lines), paths, libexec=libexec)
     assert all(word in str(raised.value) for word in words)
     assert "nothing was changed" in raised.value.hint

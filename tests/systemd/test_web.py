@@ -137,6 +137,10 @@ def test_metrics_are_well_formed_and_few(site: WebSite, client: Client) -> None:
     assert values["nomarr_queue_jobs", "quarantined", "tag"] == 1
     assert values["nomarr_decisions_total", "restart", "signal", "tag"] >= 1
     assert sum(v for k, v in values.items() if k[0] == "nomarr_job_duration_seconds_count") >= 1
+    told = {f.name + ("_total" if f.type == "counter" else "") for f in families.values()}
+    table = (CHECKOUT / "docs/web.md").read_text().partition("## Metrics")[2]
+    told -= {"nomarr_job_duration_seconds_created"}  # the library's
+    assert told == set(re.findall(r"`(nomarr_[a-z_]+)`", table))
     for family in families.values():
         assert family.documentation, family.name
         for sample in family.samples:

@@ -174,6 +174,48 @@ def test_the_whole_way_by_keyboard(page: Page, site: WebSite) -> None:
     expect(page.get_by_role("heading", level=1)).to_have_text(name)
     page.keyboard.press("Escape")
     expect(page.locator("nomarr-worker")).to_have_count(7)
+    expect(page.get_by_role("link", name=name, exact=True)).to_be_focused()  # where one was
+
+
+def test_a_filter_is_left_and_found_again(page: Page, site: WebSite) -> None:
+    page.goto(f"{site.url}/?q=ocr")
+    expect(page.locator("nomarr-worker")).to_have_count(3)
+    page.get_by_role("link", name="ocr-1", exact=True).click()
+    page.get_by_role("link", name="all workers", exact=False).last.click()
+    expect(page).to_have_url(f"{site.url}/?q=ocr")
+    expect(page.locator("nomarr-worker")).to_have_count(3)
+    page.get_by_role("link", name="Workers", exact=True).click()
+    expect(page.locator("nomarr-worker")).to_have_count(7)
+    expect(page.locator("#filter")).to_have_value("")
+    page.go_back()
+    expect(page.locator("nomarr-worker")).to_have_count(3)
+
+
+def test_dark_and_light_by_a_button(page: Page, site: WebSite) -> None:
+    page.emulate_media(color_scheme="light")
+    page.goto(site.url)
+    ground = "getComputedStyle(document.body).backgroundColor"
+    light = page.evaluate(ground)
+    page.get_by_role("button", name="Change between dark and light").click()
+    assert page.evaluate(ground) != light
+    page.reload()
+    assert page.evaluate(ground) != light  # it is remembered
+    page.get_by_role("button", name="Change between dark and light").click()
+    assert page.evaluate(ground) == light
+
+
+def test_commands_are_copied(page: Page, site: WebSite) -> None:
+    """Also from a row; the page itself cannot do it."""
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    site.good("pause", "ocr-2")
+    try:
+        page.goto(site.url)
+        expect_state(page, "ocr-2", "paused")
+        page.get_by_role("button", name="Copy: nomarrctl --user resume ocr-2").click()
+        assert page.evaluate("navigator.clipboard.readText()") == "nomarrctl --user resume ocr-2"
+    finally:
+        site.good("resume", "ocr-2")
+    site.wait_for_worker("ocr-2", state="healthy")
 
 
 def test_queues_show_evidence(page: Page, site: WebSite) -> None:
@@ -207,6 +249,7 @@ def test_what_workers_say_stays_text(page: Page, site: WebSite) -> None:
 def test_loss_of_the_web_process_and_of_the_supervisor(page: Page, site: WebSite) -> None:
     page.goto(site.url)
     expect_link(page, "live")
+    expect_state(page, "ocr-1", "healthy")
     expect_loss(page)
     site.lab.systemctl("stop", "nomarr-web.service")
     expect_link(page, "offline")
@@ -225,7 +268,8 @@ def test_loss_of_the_web_process_and_of_the_supervisor(page: Page, site: WebSite
     pid = site.lab.main_pid("nomarr-supervisor.service")
     site.lab.systemctl("kill", f"--signal={int(signal.SIGKILL)}", "nomarr-supervisor.service")
     site.lab.wait_for(
-        lambda: site.lab.main_pid("nomarr-supervisor.service") not in (0, pid), what="a new one"
+        lambda: site.lab.find_main_pid("nomarr-supervisor.service") not in (0, pid),
+        what="a new one",
     )
     site.kill("ocr-2")
     expect_row(page, "ocr-2", "SIGKILL")  # the stream goes on, by the new supervisor
@@ -316,6 +360,7 @@ def test_the_age_of_a_job(page: Page, site: WebSite) -> None:
     expect(page.locator(".worker-head .job")).to_contain_text(
         re.compile(r"≥ \d+ s since this page saw it")
     )
+    Path(site.lab.directory, "slow.flac").unlink()  # it ends
 
 
 @pytest.mark.parametrize("theme", ["dark", "light"])
@@ -333,8 +378,30 @@ def test_everybody_can_use_it(browser: Browser, site: WebSite, theme: str) -> No
             if "worker" in path:
                 page.locator("details summary").first.click()
                 expect(page.locator(".why dl")).to_be_visible()
+            elif path == "/":
+                expect(page.locator("nomarr-worker")).to_have_count(7)
             found = Axe().run(page)
             assert found.violations_count == 0, found.generate_report()
             wide = page.evaluate("document.documentElement.scrollWidth > innerWidth")
             assert not wide, f"{path} is wider than {width}"
         context.close()
+
+
+def test_it_is_of_use_when_everything_is_down(page: Page, site: WebSite) -> None:
+    """The last test of this module: it ends the supervisor and every worker."""
+    units = [each["unit"] for each in site.client.json("/api/workers")["workers"]]
+    # With its socket: else nomarr-web, which connects again, has systemd start it.
+    supervisor = ("nomarr-supervisor.socket", "nomarr-supervisor.service")
+    site.lab.systemctl("stop", *supervisor, *units)
+    page.goto(site.url)
+    expect(page.get_by_role("heading", level=1)).to_have_text("0 of 7 workers run")
+    expect(page.locator("#alert")).to_contain_text("systemctl status nomarr-supervisor.service")
+    expect_state(page, "ocr-0", "inactive")
+    expect_row(page, "ocr-0", re.compile(r"(SIGKILL|exit 1) \d+ (s|min) ago"))
+    expect_loss(page)  # what only the supervisor knows is answered with 503
+    page.get_by_role("link", name="ocr-0", exact=True).click()
+    expect(page.locator(".card .command").first).to_contain_text("nomarrctl --user why ocr-0")
+    page.locator("details summary").last.click()  # the first of its deaths
+    expect(page.locator(".why").last).to_contain_text("worker:ocr:0 died: killed by SIGKILL")
+    page.goto(f"{site.url}/?view=queues")
+    expect(page.locator("main")).to_contain_text("supervisor does not answer")

@@ -150,32 +150,38 @@ def test_start_jobs_are_failures_of_their_own() -> None:
     assert record.kind == "start-job"
 
 
-def test_refunds_give_back_the_window_only() -> None:
+def test_refunds_give_back_window_and_lifetime_but_not_the_backoff() -> None:
     account = crash(crash(EMPTY, 1, 0), 2, 1)
-    account, record = book.refund(account, run(1), PLAIN, at(2), "job 7 is quarantined")
+    account, record = book.refund(account, run(1), at(2), "job 7 is quarantined")
     assert record is not None
     assert (record.action, record.invocation, record.text) == (
         "refund", run(1), "job 7 is quarantined",
     )  # fmt: skip
-    again, nothing = book.refund(account, run(1), PLAIN, at(3), "again")
+    again, nothing = book.refund(account, run(1), at(3), "again")
     assert again is account
     assert nothing is None
+    assert (account.restart_count, account.total_restarts) == (1, 2)
     account = crash(account, 3, 4)
-    assert account.records[-1][11:16] == (1, 5, 2, 20, 2)  # window 1, lifetime 2, k 2
-    assert book.refund(account, run(77), PLAIN, at(3), "unknown")[1] is None
+    assert account.records[-1][11:16] == (1, 5, 1, 20, 2)  # window 1, lifetime 1, k 2
+    assert book.refund(account, run(77), at(3), "unknown")[1] is None
 
 
-def test_refunds_are_bounded_by_the_limit_per_window() -> None:
-    rules = PLAIN._replace(max_restarts=2, max_lifetime_restarts=0)
+def test_refunds_have_no_bound() -> None:
+    rules = PLAIN._replace(max_restarts=2, max_lifetime_restarts=2)
     account = EMPTY
-    given = 0
-    for number in range(10):
+    for number in range(300):
         account = crash(account, number, number, rules)
-        account, record = book.refund(account, run(number), rules, at(number), "poison")
-        given += record is not None
-    assert given == 2
-    account = crash(account, 50, 400, rules)
-    assert book.refund(account, run(50), rules, at(400), "poison")[1] is not None
+        account, record = book.refund(account, run(number), at(number), "poison")
+        assert record is not None
+    assert (account.restart_count, account.window, account.failed_at_wall_ms) == (0, {}, None)
+    assert account.records[-2].delay_ms == rules.backoff_max_s * 1000
+
+
+def test_refunds_end_with_a_reset() -> None:
+    account = book.reset(crash(EMPTY, 1, 0), at(1), "uid 0")
+    account = crash(account, 2, 2)
+    assert book.refund(account, run(1), at(3), "poison")[1] is None
+    assert account.restart_count == 1
 
 
 def test_reset_clears_the_counts_and_keeps_the_history() -> None:

@@ -41,6 +41,8 @@ backoff_jitter = 0
 stable_after_s = 900
 on_exhausted = "cooldown"
 never_restart = [78, 2]
+lifetime_days = 30
+on_clean_exit = "stay"
 
 [health]
 frame_interval_s = 1
@@ -70,6 +72,9 @@ job_max_crashes = 1
 
 [pool.tag.policy]
 max_restarts = 7
+
+[pool.tag.health]
+stall_timeout_s = 900
 
 [pool.tag.unit]
 MemoryMax = "4G"
@@ -109,8 +114,9 @@ def arango_with(lines: str) -> str:
 
 
 def test_a_full_file() -> None:
-    policy = Rules(6, 600.0, 0, 2.0, 3.0, 30.5, 0.0, 900.0, "cooldown", (78, 2))
+    policy = Rules(6, 600.0, 0, 2.0, 3.0, 30.5, 0.0, 900.0, "cooldown", (78, 2), 30.0, "stay")
     tag = policy._replace(max_restarts=7)
+    health = HealthRules(1.0, 120.0, 4.0, 2, 1.0, 60.0, 600.0, 0.0, 10.0, 30.0)
     expected = Config(
         store=StoreSettings(
             "arangodb+tls://nomarr@db1,db2:8530/nomarr",
@@ -121,7 +127,7 @@ def test_a_full_file() -> None:
         ),
         policy=policy,
         own_policy=Rules._fields,
-        health=HealthRules(1.0, 120.0, 4.0, 2, 1.0, 60.0, 600.0, 0.0, 10.0, 30.0),
+        health=health,
         web=WebSettings("[::1]:80"),
         pools=(
             Pool(
@@ -137,6 +143,8 @@ def test_a_full_file() -> None:
                 job_max_crashes=1,
                 rules=tag,
                 own_rules=("max_restarts",),
+                health=health._replace(stall_timeout_s=900.0),
+                own_health=("stall_timeout_s",),
                 unit=(
                     ("MemoryMax", "4G"),
                     ("Nice", 5),
@@ -144,7 +152,7 @@ def test_a_full_file() -> None:
                     ("Environment", ("A=1", "B=2")),
                 ),
             ),
-            Pool(name="scan", command=("/usr/bin/scan", "--all", ""), rules=policy),
+            Pool("scan", command=("/usr/bin/scan", "--all", ""), rules=policy, health=health),
         ),
         workers=(
             WorkerRules(Component("tag", 1), tag._replace(max_restarts=8), ("max_restarts",)),
@@ -344,7 +352,7 @@ def test_every_field_is_a_setting_and_has_a_default_within_bounds() -> None:
     ):
         assert tuple(setting.key for setting in settings) == values._fields
     assert {setting.key for setting in POOL} == (
-        set(Pool._fields) - {"name", "rules", "own_rules", "unit"}
+        set(Pool._fields) - {"name", "rules", "own_rules", "health", "own_health", "unit"}
     )
     for setting in (*POLICY, *HEALTH):
         default = getattr(Rules() if setting in POLICY else HealthRules(), setting.key)
@@ -365,6 +373,14 @@ def test_every_field_is_a_setting_and_has_a_default_within_bounds() -> None:
         (pool_with("max_restarts = 1"), 4, "pool.tag.max_restarts", "belongs in [policy], [pool."),
         (pool_with("[worker.tag-0]\nwindow_s = 1"), 5, "worker.tag-0.window_s", "belongs in"),
         (pool_with("[pool.tag.policy]\nx = 1"), 5, "pool.tag.policy.x", "unknown key"),
+        (
+            pool_with("[pool.tag.health]\nsnapshot_interval_s = 1"),
+            *(5, "pool.tag.health.snapshot_interval_s", "unknown key"),
+        ),
+        (
+            "health.frame_interval_s = 2\n" + pool_with("health.staleness_interval_s = 1"),
+            *(5, "pool.tag.health.staleness_interval_s", "frame_interval_s (2) must be below"),
+        ),
         # values
         ("[policy]\nwindow_s = 1979-05-27", 2, "policy.window_s", "a date or time is not"),
         ("[policy]\non_exhausted = 'masc'", 2, "policy.on_exhausted", "did you mean mask?"),
@@ -382,12 +398,12 @@ def test_every_field_is_a_setting_and_has_a_default_within_bounds() -> None:
         ("[store]\nurl = 5", 2, "store.url", "5 is not text"),
         ("[store]\nurl = 'postgres://x'", 2, "store.url", "names no store"),
         ("[store]\nurl = 'arangodb://a:s3cret@h/d'", 2, "store.url", "set password_file"),
-        ("[store]\npassword_file = '/p'", 2, "store.password_file", "only for an arangodb"),
+        ("[store]\npassword_file = '/p'", 2, "store.password_file", "only for a postgresql"),
         (
             "[store]\nurl = 'sqlite:///x'\nwork_user = 'w'",
             3,
             "store.work_user",
-            "only for an arangodb",
+            "only for a postgresql",
         ),
         (
             arango_with("work_password_file = '/w'\npassword_file = 'p'"),
@@ -601,6 +617,7 @@ RULES = st.builds(
 COMPONENTS = st.builds(
     Component, st.from_regex(r"[a-z][a-z0-9_]{0,30}", fullmatch=True), st.integers(0, 4095)
 )
+HEALTHS = st.builds(HealthRules, **seconds_of(HealthRules()), max_misses=st.integers(1, 9))
 POOLS = st.builds(
     Pool,
     name=TEXT,
@@ -613,6 +630,8 @@ POOLS = st.builds(
     job_max_crashes=st.integers(1, 9),
     rules=RULES,
     own_rules=KEYS,
+    health=HEALTHS,
+    own_health=KEYS,
     unit=st.lists(
         st.tuples(TEXT, TEXT | st.integers() | st.booleans() | st.lists(TEXT).map(tuple))
     ).map(tuple),
@@ -622,7 +641,7 @@ CONFIGS = st.builds(
     store=st.builds(StoreSettings, TEXT, TEXT, TEXT, TEXT, TEXT),
     policy=RULES,
     own_policy=KEYS,
-    health=st.builds(HealthRules, **seconds_of(HealthRules()), max_misses=st.integers(1, 9)),
+    health=HEALTHS,
     web=st.builds(WebSettings, TEXT),
     pools=st.lists(POOLS, max_size=3).map(tuple),
     workers=st.lists(st.builds(WorkerRules, COMPONENTS, RULES, KEYS), max_size=3).map(tuple),

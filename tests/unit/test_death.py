@@ -17,7 +17,7 @@ TABLE = [
     ("timeout", "exited", "1", "start-timeout", 1, "was not ready in time; exited with status 1"),
     ("exit-code", "exited", "1", "exit", 1, "exited with status 1"),
     ("exit-code", "exited", "70", "exit", 70, "exited with status 70 (too many errors in a row)"),
-    ("exit-code", "exited", "75", "exit", 75, "exited with status 75 (its supervisor is gone)"),
+    ("exit-code", "exited", "75", "exit", 75, "exited with status 75 (temporary failure)"),
     ("exit-code", "exited", "78", "config", 78, "exited with status 78 (configuration)"),
     ("exit-code", "exited", "203", "exit", 203, "its program cannot be executed"),
     ("exit-code", "exited", "255", "exit", 255, "exited with status 255"),

@@ -17,9 +17,19 @@ import pytest
 
 from nomarr_systemd.cli.main import nomarrctl
 from nomarr_systemd.config.file import parse
+from nomarr_systemd.core import start_table
 from nomarr_systemd.core.death import LABELS
 from nomarr_systemd.core.frames import DROPS, EVENTS, STATUS_OF_PHASE
-from nomarr_systemd.core.health import STATUSES, TABLE, Event, HealthRules, State, step
+from nomarr_systemd.core.health import (
+    DECISION,
+    REPORTED,
+    STATUSES,
+    TABLE,
+    Event,
+    HealthRules,
+    State,
+    step,
+)
 from nomarr_systemd.core.policy import Rules
 from nomarr_systemd.host.scope import make_scope
 from nomarr_systemd.systemd import journal
@@ -188,9 +198,8 @@ def test_defaults_are_those_of_the_code(page: str, head: str, rules: Rules | Hea
 
 
 def test_when_a_worker_starts_is_the_plans_table() -> None:
-    plan = pytest.importorskip("nomarr_systemd.core.plan", reason="the plan is being written")
     shown = read_table("policy.md", "it is so that | what follows")
-    assert shown == [[why, verdict] for why, _, verdict in plan._TABLE]
+    assert shown == [[why, verdict] for why, _, verdict in start_table.TABLE]
 
 
 def test_the_health_table_is_the_machine() -> None:
@@ -204,6 +213,11 @@ def test_the_health_table_is_the_machine() -> None:
             after, _ = step(State("worker:tag:0", status), Event(event), 0.0, HealthRules())
             expected = after.status if event in TABLE[status] else "–"
             assert cell == expected, f"{event} in {status}"
+
+
+def test_the_words_for_others_are_those_of_the_code() -> None:
+    rows = read_table("contract.md", "health | status for an owner")
+    assert rows == [[status, REPORTED[status], DECISION[status]] for status in STATUSES]
 
 
 def test_the_tables_of_frames_are_complete() -> None:

@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 from nomarr_systemd.config.values import Pool
 from nomarr_systemd.core import job
 from nomarr_systemd.core.errors import BadName
-from nomarr_systemd.core.job import LEFT, REBOOTED, STOPPED, CrashPolicy, Doc, Owner, RunEnd
+from nomarr_systemd.core.job import (
+    LEFT,
+    REBOOTED,
+    STOPPED,
+    CrashPolicy,
+    Doc,
+    Owner,
+    RunEnd,
+)
 from nomarr_systemd.store.protocol import check_key, encode
 
 RAW = st.binary(min_size=1, max_size=300).filter(lambda raw: b"\0" not in raw)
@@ -151,3 +159,11 @@ def test_a_settlement_can_be_repeated(
         f"{n:032x}" for n in counted
     }
     assert books["crashes"] <= len(counted)
+
+
+def test_crashes_of_a_pool_are_forgotten_when_the_whole_pool_has_stopped() -> None:
+    pool = Pool("tag", crash_max_retries=5)
+    books = BOOKS | {"crashes": 3}
+    end = RunEnd("worker:tag:0", "a" * 32, STOPPED, 1, counted=False)
+    assert job.settle(books, [], end, pool)[1]["crashes"] == 3
+    assert job.settle(books, [], end._replace(pool_stopped=True), pool)[1]["crashes"] == 0

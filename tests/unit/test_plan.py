@@ -154,3 +154,28 @@ def test_a_death_that_is_booked_and_untold_is_not_decided_again_without_the_ledg
     untold = frozenset({run(1)})
     assert kinds(plan(world(worker, ledger="away", untold=untold), at(1))) == ["Start"]
     assert "Spool" in kinds(plan(world(worker, ledger="away"), at(1)))
+
+
+def test_the_supervisor_is_asked_before_a_mask_and_a_job_at_fault_is_no_reason_for_one() -> None:
+    rules = PLAIN._replace(max_restarts=1, max_lifetime_restarts=1)
+    account = book.record_failure(EMPTY, death(run(1)), rules, at(0))[0]
+    account = book.set_effect(account, run(1), "done", at(1))
+    worker = Worker(TAG, rules, Unit("failed", run(2)), account, deaths=(death(run(2)),))
+    first = plan(world(worker), at(5))
+    assert kinds(first) == ["Consult"]
+    # Without an answer, or if no job is to blame, the policy decides.
+    asked = frozenset((run(2),))
+    second = plan(world(worker, asked=asked), at(5))
+    assert kinds(second) == ["Book", "Tell", "Clear", "Mask", "Note"]
+    assert plan(world(worker, supervisor_active=False), at(5)) == second
+    # With a job to blame it is restarted after its backoff, and both restarts are given back.
+    outcome = Outcome(TAG.component_id, run(2), ("tag:a:0",), (run(1), run(2)))
+    third = plan(world(worker, asked=asked, outcomes=(outcome,)), at(5))
+    assert [each.invocation for each in third if isinstance(each, do.Refund)] == [run(1), run(2)]
+    [booked] = [each for each in third if isinstance(each, do.Book)]
+    assert (booked.record.action, booked.record.delay_ms) == ("restart", 2000)
+    assert "Mask" not in kinds(third)
+    # A mistake in the configuration is none of a job.
+    wrong = worker._replace(deaths=(death(run(2), code=78),))
+    planned = plan(world(wrong, asked=asked, outcomes=(outcome,)), at(5))
+    assert "Mask" in kinds(planned)

@@ -22,6 +22,7 @@ MOST = int(os.environ.get("NOMARR_EXPLORE_WORLDS", "10000"))
 # A short window and two restarts: limits are met within a few deaths.
 RULES = Rules(max_restarts=2, window_s=60, backoff_base_s=1, backoff_jitter=0)
 AT_ONCE = RULES._replace(backoff_base_s=0, max_lifetime_restarts=3)
+STAY = RULES._replace(on_clean_exit="stay")
 
 
 def explore(machine: Machine, rules: Rules, most: int) -> int:
@@ -56,8 +57,8 @@ def _way(seen: dict[int, tuple[int, str]], key: int) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("workers", "rules"), [(1, RULES), (1, AT_ONCE), (2, RULES), (3, RULES)],
-    ids=["one", "one-at-once", "two", "three-and-incidents"],
+    ("workers", "rules"), [(1, RULES), (1, AT_ONCE), (1, STAY), (2, RULES), (3, RULES)],
+    ids=["one", "one-at-once", "one-that-finishes", "two", "three-and-incidents"],
 )  # fmt: skip
 def test_every_world_that_can_be_reached(workers: int, rules: Rules) -> None:
     visited = explore(model.make_machine(workers), rules, MOST)
@@ -68,7 +69,7 @@ def test_every_world_that_can_be_reached(workers: int, rules: Rules) -> None:
 class PlanMachine(RuleBasedStateMachine):
     """Long ways at random, also without a ledger."""
 
-    @initialize(workers=st.integers(1, 4), rules=st.sampled_from([RULES, AT_ONCE]))
+    @initialize(workers=st.integers(1, 4), rules=st.sampled_from([RULES, AT_ONCE, STAY]))
     def begin(self, workers: int, rules: Rules) -> None:
         self.machine = model.make_machine(workers)
         self.policy = rules

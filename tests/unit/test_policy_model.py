@@ -75,13 +75,26 @@ class Model:
     def restarts(self) -> list[Happening]:
         return [e for e in self.since_reset() if e.what == "failure" and e.action == "restart"]
 
+    def counted(self) -> list[Happening]:
+        """The restarts that were not given back."""
+        refunded = {e.invocation for e in self.since_reset() if e.what == "refund"}
+        return [e for e in self.restarts() if e.invocation not in refunded]
+
+    def lifetime(self, now: Stamp) -> int:
+        """The restarts that count for the lifetime; with lifetime_days only young ones."""
+        if self.rules.lifetime_days == 0:
+            return len(self.counted())
+        young = 0
+        for event in self.counted():
+            shift = event.delay if event.cooled else 0
+            begun = Stamp(event.when.wall + shift, event.when.boot, event.when.up + shift)
+            young += elapsed(begun, now) < self.rules.lifetime_days * 24 * 3600 * 1000
+        return min(young, book.RING)  # more than any limit: the oldest are forgotten
+
     def in_window(self, now: Stamp) -> list[int]:
         """The ages of the restarts younger than window_s that were not given back."""
-        refunded = {e.invocation for e in self.since_reset() if e.what == "refund"}
         ages = []
-        for event in self.restarts():
-            if event.invocation in refunded:
-                continue
+        for event in self.counted():
             shift = event.delay if event.cooled else 0
             begun = Stamp(event.when.wall + shift, event.when.boot, event.when.up + shift)
             age = elapsed(begun, now)
@@ -124,7 +137,7 @@ class Model:
             return "hold", 0, 0
         if failure.code in rules.never_restart:
             return "fail", 0, 0
-        lifetime = len(self.restarts())
+        lifetime = self.lifetime(now)
         if rules.max_lifetime_restarts != 0 and lifetime >= rules.max_lifetime_restarts:
             return "fail", 0, 0
         plain = rules.backoff_base_s
@@ -154,6 +167,7 @@ some_rules = st.builds(
     max_restarts=st.sampled_from([0, 1, 2, 5, 100]),
     window_s=st.sampled_from([1.0, 60.0, 300.0, 3600.0]),
     max_lifetime_restarts=st.sampled_from([0, 1, 8, 20]),
+    lifetime_days=st.sampled_from([0.0, 0.0, 0.01, 0.0625, 30.0]),
     backoff_base_s=st.sampled_from([0.0, 0.1, 1.0, 30.0]),
     backoff_multiplier=st.sampled_from([1.0, 1.5, 2.0, 10.0]),
     backoff_max_s=st.sampled_from([30.0, 60.0, 600.0]),
@@ -196,7 +210,7 @@ class PolicyMachine(RuleBasedStateMachine):
     def fail(self, failure: Death) -> None:
         action, least, most = self.model.expect(failure, self.now)
         ages = self.model.in_window(self.now)
-        lifetime, k = len(self.model.restarts()), self.model.exponent(self.now)
+        lifetime, k = self.model.lifetime(self.now), self.model.exponent(self.now)
         account, record = book.record_failure(self.account, failure, self.policy, self.moment())
         assert (record.action, record.decision.action) == (action, action)
         assert least <= record.delay_ms <= most
@@ -302,14 +316,8 @@ class PolicyMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def refund(self, data: st.DataObject) -> None:
         event = data.draw(st.sampled_from(self.model.restarts()[-60:]))
-        refunds = [e for e in self.model.past if e.what == "refund"]
-        # The window's share counts what was given in it, resets or not.
-        recent = sum(elapsed(e.when, self.now) < self.policy.window_s * 1000 for e in refunds)
-        known = {e.invocation for e in self.model.since_reset() if e.what == "refund"}
-        due = event.invocation not in known and recent < self.policy.max_restarts
-        account, record = book.refund(
-            self.account, event.invocation, self.policy, self.moment(), "poison"
-        )
+        due = event in self.model.counted()
+        account, record = book.refund(self.account, event.invocation, self.moment(), "poison")
         assert (record is not None) == due
         self.persist(account)
         if due:
@@ -319,7 +327,7 @@ class PolicyMachine(RuleBasedStateMachine):
     def books_balance(self) -> None:
         if not hasattr(self, "account"):
             return
-        assert self.account.restart_count == len(self.model.restarts())
+        assert self.account.restart_count == len(self.model.counted())
         ever = [e for e in self.model.past if e.action == "restart"]
         assert self.account.total_restarts == len(ever)
         stats = book.statistics(self.account, self.policy.window_s, self.moment())

@@ -27,6 +27,7 @@ rules = st.builds(
     backoff_max_s=st.just(60.0),
     backoff_jitter=st.sampled_from([0.0, 0.1]),
     never_restart=st.just((78,)),
+    lifetime_days=st.sampled_from([0.0, 0.0, 0.005, 30.0]),
 )
 events = st.lists(
     st.tuples(
@@ -58,7 +59,7 @@ def play(script: list[tuple[str, int, bool]], policy: Rules) -> tuple[Account, M
         elif what == "reset":
             account = book.reset(account, now, "me")
         elif what == "refund" and last:
-            account, _ = book.refund(account, last, policy, now, "quarantined")
+            account, _ = book.refund(account, last, now, "quarantined")
         elif what in ("manual", "pause") and account.failed_at_wall_ms is None:
             account = book.note(account, what, now, "me")
     return account, now
@@ -72,7 +73,7 @@ def test_the_same_rules_give_what_is_on_record(
     result = simulate(account, policy, now)
     for step in result.steps:
         assert (step.action, step.delay_ms) == (step.record.action, step.record.delay_ms)
-        assert step.down_ms == step.would_be_down_ms
+        assert (step.down_ms, step.unknown_ms) == (step.would_be_down_ms, 0)
     assert result.recorded == result.simulated
 
 
@@ -89,7 +90,9 @@ def test_another_policy_keeps_to_its_own_limits(
     ) == len(deaths)
     if not other.max_restarts:
         assert result.simulated.restarts == 0
-    if all(each.action != "reset" for each in account.records) and other.max_lifetime_restarts:
+    if all(each.action != "reset" for each in account.records) and (
+        other.max_lifetime_restarts and not other.lifetime_days
+    ):
         assert result.simulated.restarts <= other.max_lifetime_restarts
 
 
@@ -137,6 +140,18 @@ def test_a_milder_policy_would_have_gone_on() -> None:
     assert result.simulated[:2] == (6, 0)
     assert result.recorded.down_ms == 31_000 + 3_600_000 + 0
     assert result.simulated.down_ms == 31_000 + 32_000
+    # It was masked for an hour: nothing says whether it would have run then.
+    assert result.simulated.unknown_ms == 3_600_000 - 32_000
+    assert result.recorded.unknown_ms == 0
+
+
+def test_a_looser_policy_is_not_flattered() -> None:
+    """It died at once each time, and is masked until now: that it would have run is not known."""
+    account, now = play([("die", 100, False)] * 6, RULES)
+    later = now.later(600_000)
+    result = simulate(account, RULES._replace(max_restarts=10), later)
+    saved_ms = result.recorded.down_ms - result.simulated.down_ms
+    assert saved_ms == result.simulated.unknown_ms == 600_000 - 32_000
 
 
 def test_longer_delays_move_what_follows() -> None:

@@ -56,9 +56,25 @@ def test_addresses_make_no_difference(
     calls: list[tuple[str, str]], one: int, two: int, here: int, there: int
 ) -> None:
     first = only(write_stacks(calls, one, here))
-    second = only(write_stacks(calls, two, there))
-    assert fingerprint("watchdog", -2, first) == fingerprint("stale", -2, second)
+    again = only(write_stacks(calls, one, there))
+    assert fingerprint("watchdog", -2, first) == fingerprint("stale", -2, again)
     assert first.frames[-1].function == calls[0][1]  # most recent call first
+    # A function can hang in many places, but crashes in the place that its lines move away from.
+    second = only(write_stacks(calls, two, there))
+    is_alike = fingerprint("watchdog", -2, first) == fingerprint("watchdog", -2, second)
+    assert is_alike == (one == two)
+    crash, other = (
+        only([line.replace("Aborted", "Segmentation fault") for line in lines])
+        for lines in (write_stacks(calls, one, here), write_stacks(calls, two, there))
+    )
+    assert fingerprint("signal", -11, crash) == fingerprint("signal", -11, other)
+
+
+def test_the_way_a_start_timed_out_makes_no_difference() -> None:
+    """It left with 0 at the SIGTERM, or was killed: it was not ready in time."""
+    codes = (0, -1, -2, -6, -9, 143)
+    assert len({fingerprint("start-timeout", code, None) for code in codes}) == 1
+    assert len({fingerprint("exit", code, None) for code in codes}) == len(codes)
 
 
 @given(CALLS, st.integers(1, 500))

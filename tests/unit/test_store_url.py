@@ -10,7 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nomarr_systemd.config.store_url import ArangoUrl, SqliteUrl, parse_address, parse_store_url
+from nomarr_systemd.config.store_url import (
+    ArangoUrl,
+    PostgresUrl,
+    SqliteUrl,
+    parse_address,
+    parse_store_url,
+)
 from nomarr_systemd.core.errors import BadName
 
 
@@ -33,9 +39,14 @@ from nomarr_systemd.core.errors import BadName
             "arangodb://me@home@10.0.0.1/d-1",
             ArangoUrl("me@home", (("10.0.0.1", 8529),), "d-1", False),
         ),
+        (
+            "postgresql://n@db1,db2:6432/d",
+            PostgresUrl("n", (("db1", 5432), ("db2", 6432)), "d", tls=False),
+        ),
+        ("postgresql+tls://n@db/d", PostgresUrl("n", (("db", 5432),), "d", tls=True)),
     ],
 )
-def test_good_urls(url: str, meaning: SqliteUrl | ArangoUrl) -> None:
+def test_good_urls(url: str, meaning: SqliteUrl | ArangoUrl | PostgresUrl) -> None:
     assert parse_store_url(url) == meaning
 
 
@@ -45,6 +56,10 @@ def test_good_urls(url: str, meaning: SqliteUrl | ArangoUrl) -> None:
         ("", "does not start with"),
         ("/var/lib/nomarr", "does not start with"),
         ("mysql://root@db/x", "does not start with"),
+        ("postgresql+ssl://root@db/x", "does not start with"),
+        ("postgresql+tls+tls://root@db/x", "does not start with"),
+        ("postgresql:root@db/x", "does not start with"),
+        ("postgresql://root@db", "name of a database"),
         ("sqlite:/var/lib", "does not start with"),
         ("sqlite://var/lib", "three slashes"),
         ("sqlite://", "three slashes"),
@@ -76,7 +91,8 @@ def test_bad_urls_say_why_and_how(url: str, why: str) -> None:
         parse_store_url(url)
     assert why in str(caught.value)
     assert "sqlite:///" in caught.value.hint
-    assert "arangodb://" in caught.value.hint
+    assert "arangodb+tls://" in caught.value.hint
+    assert "postgresql+tls://" in caught.value.hint
 
 
 @pytest.mark.parametrize(
@@ -96,7 +112,7 @@ def test_a_password_is_refused_with_the_reason(url: str) -> None:
 
 
 @given(
-    st.sampled_from(["arangodb://", "arangodb+tls://", "arango://", "sqlite://", ""]),
+    st.sampled_from(["arangodb://", "postgresql+tls://", "arango://", "sqlite://", ""]),
     st.text("ab:@/,[]?#", max_size=12),
     st.text("ab:@/,[]?#", max_size=12),
 )

@@ -17,6 +17,7 @@ from nomarr_systemd.core.ids import Component
 from nomarr_systemd.host.layout import LIBEXEC, Paths, system_paths
 from nomarr_systemd.systemd.unit_files import (
     MARK,
+    STORE_USERS,
     UnitError,
     adapt,
     dropin_of,
@@ -92,7 +93,10 @@ def test_a_command_may_be_notified_for_by_its_children() -> None:
     service = sections(text)["Service"]
     assert 'ExecStart=:"/bin/a b" "50%%"' in service
     assert "NotifyAccess=all" in service
-    assert "NOMARR_SETTINGS" not in text
+    # For nomarrctl job; a change of the health's settings restarts no program that ignores them.
+    [line] = [line for line in service if "NOMARR_SETTINGS=" in line]
+    told = read_as_systemd(line.removeprefix("Environment="))
+    assert list(json.loads(told.removeprefix("NOMARR_SETTINGS="))) == ["store"]
 
 
 def test_directives_go_into_their_sections_before_our_own() -> None:
@@ -170,6 +174,7 @@ def test_install_writes_the_difference_and_nothing_else(tmp_path: Path) -> None:
     directory = str(tmp_path)
     first = plan(parse(POOL), directory, system_paths())
     assert sorted(first.add) == [
+        *(f"{unit}.d/20-nomarr.conf" for unit in STORE_USERS),
         "nomarr-worker@tag-0.service.d/20-nomarr.conf",
         "nomarr-worker@tag-1.service.d/20-nomarr.conf",
         "nomarr-workers.target.d/20-nomarr.conf",
@@ -185,6 +190,22 @@ def test_install_writes_the_difference_and_nothing_else(tmp_path: Path) -> None:
     install(changed)
     assert not (tmp_path / "nomarr-worker@tag-1.service.d").exists()
     assert (tmp_path / "nomarr-worker@tag-0.service.d/20-nomarr.conf").stat().st_mode == 0o100644
+
+
+def test_a_network_is_for_a_store_on_a_server(tmp_path: Path) -> None:
+    url, files = "arangodb://root@db:8529/nomarr", "password_file = '/a'\nwork_password_file = '/b'"
+    served = parse(f'[store]\nurl = "{url}"\nwork_user = "work"\n{files}\n{POOL}')
+    user = Paths("/run/user/7", str(tmp_path), user=True)
+    for config, paths in ((served, system_paths()), (parse(POOL), user)):
+        assert not any(
+            f"{unit}.d/20-nomarr.conf" in render_files(config, paths) for unit in STORE_USERS
+        )
+    install(plan(parse(POOL), str(tmp_path), system_paths()))
+    opened = plan(served, str(tmp_path), system_paths())
+    assert all(map(opened.concern, STORE_USERS))
+    install(opened)
+    assert not any(tmp_path.glob("nomarr-[crs]*.service.d"))
+    assert not any(map(plan(served, str(tmp_path), system_paths()).concern, STORE_USERS))
 
 
 def test_what_others_made_is_left_alone(tmp_path: Path) -> None:

@@ -10,10 +10,9 @@ from typing import Any, Final
 
 from nomarr_systemd.core.errors import BadDocument
 from nomarr_systemd.core.text import clean
-from nomarr_systemd.store.protocol import Doc, check_key, encode
+from nomarr_systemd.store.protocol import MAX_DEPTH, Doc, check_key, encode
 
 REV: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
-MAX_DEPTH: Final = 190  # the server's limit is "slightly below 200"
 
 
 def to_body(doc: Doc) -> dict[str, Any]:

@@ -45,7 +45,12 @@ DUPLICATE_NAME: Final = 1207
 KEY_TAKEN: Final = 1210
 NO_DATABASE: Final = 1228
 # Locks, a deadlock, shutdown, limits, a write concern not met, a full disk, a cursor that is gone.
-TEMPORARY: Final = frozenset({18, 21, 28, 29, 30, 32, 1004, 1104, 1500, 1600, 21003, 21004})
+# A collection that another coordinator does not see yet, a transaction that a new leader does not
+# know, an exhausted or aborted cursor.
+UNSETTLED: Final = frozenset({1203, DUPLICATE_NAME, NO_DATABASE, 1601, 1655})
+TEMPORARY: Final = frozenset(
+    {18, 21, 28, 29, 30, 32, 1004, 1104, 1203, 1500, 1600, 1601, 1655, 21003, 21004}
+)
 CLUSTER: Final = range(1400, 1500)  # leaders that change, servers that do not reach each other
 QUERY: Final = range(1501, 1600)
 
@@ -171,9 +176,12 @@ class Link:
         if number in TEMPORARY or number in CLUSTER or status >= 500 or status in (408, 410, 429):
             return StoreUnavailable(said)
         if status in (401, 403):
+            # The server looks at rights first: a missing database looks the same.
+            make = f'db._createDatabase("{self._url.database}")'
             return StoreRefused(
                 said,
-                hint=f"check the password of {self._url.user!r}, and in arangosh: {self.grant()}",
+                hint=f"check the password of {self._url.user!r}; or there is no database"
+                f" {self._url.database!r}, or no right to it: in arangosh: {make}; {self.grant()}",
             )
         if status in (400, 413) and number not in QUERY:
             return BadDocument(said)

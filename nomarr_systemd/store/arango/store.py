@@ -7,6 +7,7 @@ of documents is not known here.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -27,7 +28,14 @@ from nomarr_systemd.store.arango.documents import (
     read_rev,
     to_body,
 )
-from nomarr_systemd.store.arango.http import DUPLICATE_NAME, NO_DATABASE, PAUSES_S, Link, number_of
+from nomarr_systemd.store.arango.http import (
+    DUPLICATE_NAME,
+    NO_DATABASE,
+    PAUSES_S,
+    UNSETTLED,
+    Link,
+    number_of,
+)
 from nomarr_systemd.store.protocol import (
     DOMAINS,
     POLICY_LEDGER,
@@ -53,7 +61,7 @@ _MOST: Final[dict[Domain, int]] = {"policy": 4 << 20, "work": 64 << 20}
 _BATCH: Final[dict[Domain, int]] = {"policy": 8, "work": 50}
 _MOST_FOUND: Final = 128 << 20  # bytes of all answers to one find(): 4096 usual accounts are less
 _FIND_TIMES: Final = 5  # all of find() may take this many time-outs
-_NOT_SYNCED: Final = frozenset({"health_history", "stats"})
+_NOT_SYNCED: Final = frozenset({"health_history"})
 
 
 class ArangoStore:
@@ -63,6 +71,8 @@ class ArangoStore:
     tolerates that: its caller reads again and finds the failure's invocation recorded, or records
     it. So does a claim, whose document names its owner.
     """
+
+    can_hold = False
 
     def __init__(
         self,
@@ -146,7 +156,7 @@ class ArangoStore:
         limit: int | None = None,
         after: str | None = None,
     ) -> list[Doc]:
-        bound: dict[str, Any] = {"@documents": collection, "order": check_field(order)}
+        bound: dict[str, Any] = {"@documents": collection}
         query = "FOR d IN @@documents"
         for number, (field, value) in enumerate(check_where(where).items()):
             check_values([value], field)
@@ -156,7 +166,11 @@ class ArangoStore:
             query += " FILTER d._key > @after"
             bound["after"] = after
         direction = "DESC" if descending else "ASC"
-        query += f" SORT d.@order {direction}, d._key {direction}"
+        if check_field(order) == "_key":
+            query += f" SORT d._key {direction}"  # twice, no index would serve it
+        else:
+            query += f" SORT d.@order {direction}, d._key {direction}"
+            bound["order"] = order
         if limit is not None:
             query += " LIMIT @limit"
             bound["limit"] = max(0, limit)
@@ -184,6 +198,9 @@ class ArangoStore:
             raise self._link.strange(collection)
         return docs
 
+    def first(self, collection: str, where: Equal) -> Doc | None:  # noqa: ARG002 (the contract's)
+        raise StoreError("ArangoDB holds no documents: each write is a request of its own")
+
     def count(self, collection: str, where: Equal) -> int:
         bound: dict[str, Any] = {"@documents": collection}
         query = "FOR d IN @@documents"
@@ -197,6 +214,22 @@ class ArangoStore:
         def read() -> int:
             (number,) = execute(query, bind_vars=bound).batch()
             return read_number(number)
+
+        return self._link.ask(collection, read, repeatable=True)
+
+    def tally(self, collection: str, where: Equal, field: str) -> dict[str, int]:
+        bound: dict[str, Any] = {"@documents": collection, "counted": check_field(field)}
+        query = "FOR d IN @@documents"
+        for number, (name, value) in enumerate(check_words(where).items()):
+            query += f" FILTER d.@field{number} == @value{number}"
+            bound |= {f"field{number}": name, f"value{number}": value}
+        query += " COLLECT value = d.@counted WITH COUNT INTO n RETURN [value, n]"
+        self._open(collection)
+        execute = self._db.aql.execute
+
+        def read() -> dict[str, int]:
+            rows = execute(query, bind_vars=bound, batch_size=1000).batch()
+            return {value: read_number(n) for value, n in rows if isinstance(value, str)}
 
         return self._link.ask(collection, read, repeatable=True)
 
@@ -238,20 +271,32 @@ class ArangoStore:
                 f" appended to {collection}: {details}"
             )
 
-    def prune(self, collection: str, field: str, below: int) -> int:
-        query = (
-            "FOR d IN @@documents"
-            " FILTER d.@field < @below FILTER IS_NUMBER(d.@field)"  # null and false are less, too
-            " REMOVE d IN @@documents"
-        )
+    def prune(self, collection: str, field: str, below: int, where: Equal | None = None) -> int:
+        query = "FOR d IN @@documents"
         check_values([below], field)
-        bound = {"@documents": collection, "field": check_field(field), "below": below}
+        bound: dict[str, Any] = {"@documents": collection, "field": check_field(field)}
+        bound["below"] = below
+        for number, (name, value) in enumerate(check_where(where).items()):
+            query += f" FILTER d.@field{number} == @value{number}"
+            bound |= {f"field{number}": name, f"value{number}": value}
+        # Null and false are less than any number, too.
+        query += " FILTER d.@field < @below FILTER IS_NUMBER(d.@field) REMOVE d IN @@documents"
         self._open(collection)
         execute = self._db.aql.execute
         return self._link.settle(
             collection,
             lambda: read_number(execute(query, bind_vars=bound).statistics()["modified"]),
         )
+
+    def now_ms(self) -> int:
+        self._open(self._collections[0].name)
+        execute = self._db.aql.execute
+
+        def read() -> int:
+            (number,) = execute("RETURN DATE_NOW()").batch()
+            return read_number(number)
+
+        return self._link.ask("the clock", read, repeatable=True)
 
     def may_read(self, collection: str) -> bool:
         """True if our user may read a collection, of any domain."""
@@ -282,9 +327,22 @@ class ArangoStore:
         if not any(collection == known.name for known in self._collections):
             raise StoreError(f"{self._url.database} has no collection {collection!r:.80}")
         if not self._ready:
-            self._make_schema()
+            self._begin()
             self._ready = True
         return self._db.collection(collection)
+
+    def _begin(self) -> None:
+        """Make the schema. Another host may be doing the same, and in a cluster what one
+        coordinator has made is seen by another a little later: so it is tried again."""
+        ends = time.monotonic() + _CREATE_TIMEOUT_S
+        for pause_s in itertools.chain(PAUSES_S, itertools.repeat(PAUSES_S[-1])):
+            try:
+                self._make_schema()
+                return
+            except StoreError as error:
+                if number_of(error) not in UNSETTLED or time.monotonic() > ends:
+                    raise
+            time.sleep(pause_s)
 
     def _make_schema(self) -> None:
         """Create what is missing. Several processes may do so at once: a name that exists is fine.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import time
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -37,6 +38,8 @@ FILES: Final[dict[Domain, str]] = {"policy": "ledger.db", "work": "work/work.db"
 
 class SqliteStore:
     """``Store`` on SQLite. Use one per thread; any number of processes may share the file."""
+
+    can_hold = True  # a transaction holds the whole file
 
     def __init__(
         self,
@@ -127,6 +130,11 @@ class SqliteStore:
         docs = [self._load(collection, row) for row in rows]
         return [doc for doc in docs if doc is not None]
 
+    def first(self, collection: str, where: Equal) -> Doc | None:
+        if self._unpublished is None:
+            raise StoreError("a document is held only inside a batch")
+        return next(iter(self.find(collection, where, limit=1)), None)
+
     def count(self, collection: str, where: Equal) -> int:
         # Without find()'s check of the type, which would read every document: an identifier is
         # neither a number nor an object's text, so the index is enough.
@@ -134,6 +142,16 @@ class SqliteStore:
         sql = f"SELECT count(*) FROM {self._table(collection)} WHERE {conditions or 'TRUE'}"
         values = tuple(where.values())
         return self._file.run(lambda db: int(db.execute(sql, values).fetchone()[0]))
+
+    def tally(self, collection: str, where: Equal, field: str) -> dict[str, int]:
+        conditions = [f"{_column(each)} = ?" for each in check_words(where)]
+        counted, values = _column(field), tuple(where.values())
+        sql = (
+            f"SELECT {counted}, count(*) FROM {self._table(collection)}"
+            f" WHERE {' AND '.join([*conditions, f'{counted} IS NOT NULL'])} GROUP BY 1"
+        )
+        rows = self._file.run(lambda db: db.execute(sql, values).fetchall())
+        return {value: int(number) for value, number in rows if isinstance(value, str)}
 
     def add(self, collection: str, docs: Sequence[Doc]) -> int:
         sql = f"INSERT OR IGNORE INTO {self._table(collection)} VALUES (?, ?, ?)"
@@ -151,10 +169,18 @@ class SqliteStore:
         with contextlib.nullcontext() if self._file.in_transaction else self.batch():
             self._file.run(lambda db: db.executemany(sql, rows))
 
-    def prune(self, collection: str, field: str, below: int) -> int:
+    def prune(self, collection: str, field: str, below: int, where: Equal | None = None) -> int:
         sql = f"DELETE FROM {self._table(collection)} WHERE {_column(field)} < ?"
-        check_number(below)
-        return self._write(f"{sql} AND {_type(field)} IN ('integer', 'real')", below)
+        sql += f" AND {_type(field)} IN ('integer', 'real')"
+        values: list[str | int] = [check_number(below)]
+        for each, value in check_where(where).items():
+            condition, compared = _equals(each, value)
+            sql += f" AND {condition}"
+            values += compared
+        return self._write(sql, *values)
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
 
     @contextlib.contextmanager
     def batch(self) -> Iterator[None]:

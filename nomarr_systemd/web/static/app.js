@@ -1,5 +1,5 @@
 // The frame of the page: views and links between them, the filter, the state of the stream, keys.
-import { h, put, plain, duration } from "./dom.js";
+import { h, put, plain, age, duration } from "./dom.js";
 import { stream, takeToken, setToken } from "./transport.js";
 import { known, begin, listen, take, readAll } from "./store.js";
 import { WorkersView, atLeast, countdown } from "./workers.js";
@@ -12,6 +12,7 @@ const filter = document.getElementById("filter");
 let view = null;
 let route = "";
 let pool = "";
+let list = "/"; // the list of workers as it was seen last
 let link = { state: "connecting" };
 let following = null;
 
@@ -37,7 +38,8 @@ function go() {
   const query = new URLSearchParams(location.search);
   const wanted = query.get("worker") ? `worker=${query.get("worker")}` : query.get("view") || "workers";
   pool = query.get("pool") || "";
-  if (query.has("q")) filter.value = query.get("q");
+  if (filter.value.trim() !== (query.get("q") || "")) filter.value = query.get("q") || "";
+  if (wanted === "workers") list = location.pathname + location.search;
   if (wanted !== route) {
     view?.close();
     route = wanted;
@@ -53,9 +55,13 @@ function go() {
 }
 
 function visit(href) {
+  const from = document.querySelector(".worker-head h1")?.textContent;
   history.pushState(null, "", href);
   go();
   scrollTo(0, 0);
+  // Who uses the keyboard goes on in the new view, and comes back to the row where they were.
+  const row = route === "workers" && from && document.querySelector(`[data-worker="${CSS.escape(from)}"] .name`);
+  (row || root).focus({ preventScroll: !row });
 }
 
 let waiting = false;
@@ -119,7 +125,7 @@ setInterval(() => {
   for (const each of document.querySelectorAll("[data-until]")) each.textContent = countdown(Number(each.dataset.until));
   for (const each of document.querySelectorAll("[data-since]")) each.textContent = duration((now - Number(each.dataset.since)) / 1000);
   for (const each of document.querySelectorAll("[data-seen]")) each.textContent = atLeast(Number(each.dataset.seen));
-  for (const each of document.querySelectorAll("[data-ago]")) each.textContent = `${duration((now - Number(each.dataset.ago)) / 1000)} ago`;
+  for (const each of document.querySelectorAll("[data-ago]")) each.textContent = age(Number(each.dataset.ago));
   drawLink();
 }, 1000);
 
@@ -134,7 +140,9 @@ listen((what, id) => {
     const names = new Set();
     for (const worker of known.workers.values()) names.add(worker.instance).add(worker.pool).add(`state:${worker.state}`);
     const there = document.getElementById("suggestions");
-    if (there.children.length !== names.size) put(there, ...[...names].sort().slice(0, 500).map((value) => h("option", { value })));
+    const values = [...names].sort().slice(0, 500);
+    if (there.dataset.values !== values.join()) put(there, ...values.map((value) => h("option", { value })));
+    there.dataset.values = values.join();
   }
   drawSoon();
 });
@@ -147,8 +155,7 @@ document.addEventListener("click", (event) => {
     filter.dispatchEvent(new Event("input"));
   } else if (anchor && !event.ctrlKey && !event.metaKey && !event.shiftKey && event.button === 0) {
     event.preventDefault();
-    if ("clear" in anchor.dataset) filter.value = "";
-    visit(anchor.getAttribute("href"));
+    visit("list" in anchor.dataset ? list : anchor.getAttribute("href"));
   }
 });
 
@@ -165,7 +172,8 @@ document.addEventListener("keydown", (event) => {
   const typing = event.target.matches("input, textarea");
   if (event.key === "Escape") {
     if (typing) event.target.blur();
-    else if (route !== "workers" || pool) visit("/");
+    else if (route !== "workers") visit(list);
+    else if (pool || filter.value) visit("/");
   } else if (typing || event.ctrlKey || event.metaKey || event.altKey) {
     return;
   } else if (event.key === "/") {
@@ -183,7 +191,8 @@ addEventListener("popstate", go);
 const theme = localStorage.getItem("nomarr-theme");
 if (theme) document.documentElement.dataset.theme = theme;
 document.getElementById("theme").addEventListener("click", () => {
-  const dark = getComputedStyle(document.documentElement).colorScheme.trim() === "dark";
+  const chosen = document.documentElement.dataset.theme;
+  const dark = chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
   const next = dark ? "light" : "dark";
   document.documentElement.dataset.theme = next;
   localStorage.setItem("nomarr-theme", next);

@@ -1,6 +1,6 @@
 // Inline SVG: the budget of restarts, a sparkline of health, and a timeline. Each says in words
 // what it shows.
-import { s, moment, duration } from "./dom.js";
+import { h, s, moment, duration } from "./dom.js";
 
 // Worst first: rows are ordered by it, and each state has a colour of its own in style.css.
 export const ORDER = ["masked", "failed", "crashed", "restarting", "unhealthy", "recovering", "held",
@@ -17,8 +17,7 @@ export function tone(state) {
 export function budget(worker) {
   const { window, lifetime } = worker;
   if (window.used === null) {
-    return s("svg", { class: "budget", viewBox: "0 0 100 22", role: "img", "aria-label": "The ledger cannot be read" },
-      s("text", { x: 0, y: 15 }, "not known"));
+    return h("span", { class: "restarts soft", title: "The ledger cannot be read" }, "not known");
   }
   const many = Math.max(1, window.limit);
   const parts = [];
@@ -31,10 +30,12 @@ export function budget(worker) {
   const life = lifetime.limit ? Math.min(1, lifetime.used / lifetime.limit) : 0;
   const words = `${window.used} of ${window.limit} restarts in ${duration(window.window_s)}; `
     + (lifetime.limit ? `${lifetime.used} of ${lifetime.limit} since the last reset` : `${lifetime.used} since the last reset, no limit`);
-  return s("svg", { class: "budget", viewBox: "0 0 100 22", role: "img", "aria-label": words, preserveAspectRatio: "none" },
+  const gauge = s("svg", { class: "budget", viewBox: "0 0 100 22", role: "img", "aria-label": words, preserveAspectRatio: "none" },
     s("title", {}, words), parts,
     s("rect", { x: 0.6, y: 15, width: 98.8, height: 5, rx: 2, class: "free" }),
     life > 0 && s("rect", { x: 0.6, y: 15, width: Math.max(2, 98.8 * life), height: 5, rx: 2, class: life >= 1 ? "full" : "life" }));
+  return h("span", { class: "restarts", title: words }, gauge,
+    h("span", { class: window.used && window.used >= window.limit ? "bad" : "soft", "aria-hidden": "true" }, `${window.used}/${window.limit}`));
 }
 
 const LETTERS = { h: "healthy", s: "starting", t: "stopping", o: "stopped", r: "recovering", u: "unhealthy", c: "crashed", f: "failed" };
@@ -60,11 +61,12 @@ export function sparkline(line, since, step, crashes) {
     s("title", {}, label), bars, marks);
 }
 
-// Health over time as columns, deaths and acts of people as marks on it.
-export function timeline(history, pick) {
+// Health over time as columns, deaths and acts of people as marks on it. `width` is that of the
+// place for it, so that marks keep their shape.
+export function timeline(history, width, pick) {
   const { since_ms: since, until_ms: until, health, records } = history;
-  const width = 1000;
   const x = (ms) => ((ms - since) / (until - since)) * width;
+  const inside = (ms) => Math.max(6, Math.min(width - 6, x(ms))).toFixed(1);
   const gap = history.step_ms || 30000;
   const columns = health.map((bucket) => {
     const total = Object.values(bucket.states).reduce((sum, each) => sum + each, 0);
@@ -81,12 +83,22 @@ export function timeline(history, pick) {
   const deaths = records.filter((each) => each.kind && each.action !== "refund");
   const acts = records.filter((each) => !each.kind);
   const marks = [
-    ...deaths.map((each) => s("path", { d: `M${x(each.at_ms) - 5} 1h10l-5 10z`, class: `death fill-${each.action === "fail" ? "bad" : "warn"}`,
+    ...deaths.map((each) => s("path", { d: `M${inside(each.at_ms)} 11l-5.500-10h11z`, class: `death fill-${each.action === "fail" ? "bad" : "warn"}`,
       onclick: () => pick(each) }, s("title", {}, `${moment(each.at_ms)} ${each.kind}: ${each.action}`))),
-    ...acts.map((each) => s("circle", { cx: x(each.at_ms), cy: 107, r: 3.5, class: "act" },
+    ...acts.map((each) => s("circle", { cx: inside(each.at_ms), cy: 107, r: 3.5, class: "act" },
       s("title", {}, `${moment(each.at_ms)} ${each.action}${each.by ? ` by ${each.by}` : ""}`))),
   ];
   const label = `Health from ${moment(since)} to ${moment(until)}: ${deaths.length} deaths, ${acts.length} acts of people`;
   return s("svg", { class: "timeline", viewBox: `0 0 ${width} 114`, role: "img", "aria-label": label, preserveAspectRatio: "none" },
     s("title", {}, label), s("rect", { x: 0, y: 14, width, height: 86, class: "ground" }), columns, marks);
+}
+
+// Moments below a time line, five of them; the first has its day.
+export function axis({ since_ms: since, until_ms: until }) {
+  const days = (until - since) / 86400000;
+  const label = (ms, first) => (days > 60 ? moment(ms).slice(0, 7) : days > 2 ? moment(ms).slice(5, 10) : moment(ms).slice(first ? 5 : 11, 16));
+  return h("div", { class: "axis soft", "aria-hidden": "true" }, [0, 1, 2, 3, 4].map((n) => {
+    const ms = since + (n / 4) * (until - since);
+    return h("span", { title: moment(ms) }, n === 4 ? "now" : label(ms, n === 0));
+  }));
 }

@@ -29,6 +29,13 @@ export function put(element, ...children) {
   element.replaceChildren(...only(children));
 }
 
+// As put, but the first child stays where it is, and the focus in it.
+export function putAfter(element, first, ...children) {
+  if (element.firstChild !== first) element.replaceChildren(first);
+  while (first.nextSibling) first.nextSibling.remove();
+  element.append(...only(children));
+}
+
 // A long path is shown by its last part.
 export function shortPath(text) {
   const parts = text.split("/");
@@ -67,25 +74,36 @@ export function moment(ms) {
 }
 
 export function ago(ms) {
-  return h("time", { datetime: new Date(ms).toISOString(), title: moment(ms), "data-ago": ms },
-    `${duration((Date.now() - ms) / 1000)} ago`);
+  return h("time", { datetime: new Date(ms).toISOString(), title: moment(ms), "data-ago": ms }, age(ms));
 }
 
-// A command to copy: the page itself changes nothing.
-export function command(text, why) {
-  const code = h("code", {}, text);
+// In one unit: the title has the moment.
+export function age(ms) {
+  return `${duration((Date.now() - ms) / 1000).split(" ").slice(0, 2).join(" ")} ago`;
+}
+
+// A button that copies a command: the page itself changes nothing. Where a browser does not let a
+// page copy (plain HTTP from another machine), the command is shown, selected.
+export function copier(text, label = "copy", code = null) {
   const button = h("button", {
-    type: "button", class: "copy", "aria-label": `Copy: ${text}`,
+    type: "button", class: "copy", title: text, "aria-label": `Copy: ${text}`,
     onclick: async () => {
       try {
         await navigator.clipboard.writeText(text);
         button.textContent = "copied";
       } catch {
-        getSelection().selectAllChildren(code);
+        if (!code) button.textContent = text;
+        getSelection().selectAllChildren(code || button);
+        if (!code) return;
         button.textContent = "selected";
       }
-      setTimeout(() => { button.textContent = "copy"; }, 1500);
+      setTimeout(() => { button.textContent = label; }, 1500);
     },
-  }, "copy");
-  return h("div", { class: "command" }, h("div", { class: "line" }, code, button), why && h("small", {}, why));
+  }, label);
+  return button;
+}
+
+export function command(text, why) {
+  const code = h("code", {}, text);
+  return h("div", { class: "command" }, h("div", { class: "line" }, code, copier(text, "copy", code)), why && h("small", {}, why));
 }

@@ -7,6 +7,19 @@ import { showJob } from "./worker.js";
 const PARTS = [["completed", "good"], ["running", "busy"], ["pending", "idle"], ["errors", "warn"], ["quarantined", "bad"]];
 const RATE_S = 60;
 
+function count(queue) {
+  return PARTS.reduce((sum, [name]) => sum + (queue[name] || 0), 0);
+}
+
+function brief(seconds) {
+  return seconds < 1 ? `${Math.round(seconds * 1000)} ms` : duration(seconds);
+}
+
+function ending(seconds) {
+  const at = moment(Date.now() + seconds * 1000);
+  return seconds > 72000 ? at.slice(5, 16) : at.slice(11, 16);
+}
+
 export class QueuesView {
   constructor(root) {
     this.seen = new Map(); // pool → [[moment, completed], …]
@@ -25,11 +38,17 @@ export class QueuesView {
     const key = JSON.stringify([pools, known.scope]);
     if (key === this.key) return;
     this.key = key;
-    put(this.body, ...pools.sort((one, other) => one.queue.localeCompare(other.queue)).map((queue) => this.card(queue)));
+    const trouble = (queue) => Boolean(queue.failed) * 4 + Boolean(queue.quarantined) * 2 + Boolean(queue.errors);
+    pools.sort((one, other) => trouble(other) - trouble(one) || one.queue.localeCompare(other.queue));
+    const idle = pools.filter((queue) => !count(queue) && !queue.failed);
+    put(this.body, ...pools.filter((queue) => !idle.includes(queue)).map((queue) => this.card(queue)),
+      idle.length > 0 && h("section", { class: "card wide" }, h("h2", {}, "Without jobs"),
+        h("p", {}, idle.map(({ queue }) => [h("a", { href: `/?pool=${queue}`, "data-nav": true }, queue), " "])),
+        command(ctl(`jobs add --pool ${idle[0].queue} FILE`), "a job to a pool whose workers take them from the store")));
   }
 
   card(queue) {
-    const total = PARTS.reduce((sum, [name]) => sum + (queue[name] || 0), 0);
+    const total = count(queue);
     const rate = this.rate(queue);
     const list = this.lists.get(queue.queue) || h("div");
     this.lists.set(queue.queue, list);
@@ -48,8 +67,8 @@ export class QueuesView {
           return part;
         }) : null),
       h("dl", { class: "figures" }, [...PARTS.map(([name]) => [name, String(queue[name] ?? "–")]),
-        ["each takes", queue.avg_time ? duration(queue.avg_time) : "–"], ["rate", rate === null ? "–" : `${rate.toFixed(1)}/min`],
-        ["done in", queue.eta ? duration(queue.eta) : "–"], ["done at", queue.eta ? moment(Date.now() + queue.eta * 1000).slice(11, 16) : "–"]]
+        ["each takes", queue.avg_time ? brief(queue.avg_time) : "–"], ["rate", rate === null ? "–" : `${rate.toFixed(1)}/min`],
+        ["done in", queue.eta ? duration(queue.eta) : "–"], ["done at", queue.eta ? ending(queue.eta) : "–"]]
         .map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)))),
       list);
   }
@@ -75,6 +94,7 @@ export class QueuesView {
           answer.jobs.length < count && h("p", { class: "soft" }, `${count - answer.jobs.length} more: ${question(`jobs list --status ${status} --pool ${queue.queue}`)}`));
       } catch (error) {
         parts.push(h("p", { class: "warn" }, plain(error.message)));
+        break;
       }
     }
     put(list, ...parts.filter(Boolean));

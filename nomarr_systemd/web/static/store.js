@@ -3,13 +3,16 @@ import { get } from "./transport.js";
 import { ORDER } from "./charts.js";
 
 const REFRESH_MS = 30000;
+const BLIND_MS = 5000; // while nothing is streamed, for the supervisor is away
 const SOON_MS = 250;
+const MANY = 8; // workers that are read one by one
 const LOOK_MS = 1500; // what the server says of all workers at once may be a second old
 
 export const known = {
   workers: new Map(), // component → worker of /api/workers, with `at`: when it was read
   queues: new Map(), // pool → queue; "" is all of them
   jobs: new Map(), // component → job in hand
+  said: new Map(), // component → what the stream said of it last
   lines: { since_ms: 0, step_ms: 1, workers: {} },
   system: { status: "", errors: [] },
   supervisor: { answers: true },
@@ -47,7 +50,8 @@ function number(worker) {
   return Number(worker.component.split(":")[2]);
 }
 
-export async function readAll() {
+export async function readAll(again = true) {
+  const late = [];
   try {
     const answer = await get("/api/workers");
     const skew = Date.now() - answer.now_ms;
@@ -55,6 +59,7 @@ export async function readAll() {
     for (const worker of answer.workers) {
       there.add(worker.component);
       put(worker, skew);
+      if (differs(known.said.get(worker.component), worker)) late.push(worker.component);
     }
     for (const id of known.workers.keys()) if (!there.has(id)) known.workers.delete(id);
     known.supervisor = answer.supervisor;
@@ -64,7 +69,14 @@ export async function readAll() {
   } catch (error) {
     known.error = error;
   }
+  // The answer may be a second old, and older than what the stream has said already.
+  if (again && late.length > MANY) setTimeout(() => readAll(false), LOOK_MS);
+  else if (again) late.forEach(readSoon);
   tell("all");
+}
+
+function differs(said, worker) {
+  return said && (said.status !== worker.health || said.invocation !== (worker.invocation || ""));
 }
 
 export async function readLines() {
@@ -113,7 +125,7 @@ function readSoon(id) {
     timer = 0;
     const ids = [...dirty];
     dirty.clear();
-    if (ids.length > 8) allTimer ||= setTimeout(() => { allTimer = 0; readAll(); }, LOOK_MS);
+    if (ids.length > MANY) allTimer ||= setTimeout(() => { allTimer = 0; readAll(); }, LOOK_MS);
     else await Promise.allSettled(ids.map(readWorker));
   }, SOON_MS);
 }
@@ -123,7 +135,7 @@ export function take(event) {
   if (event.type === "supervisor_lost" || event.type === "supervisor_back") {
     known.supervisor = { ...known.supervisor, answers: event.type === "supervisor_back" };
     tell("all");
-    if (event.type === "supervisor_back") readAll();
+    readAll();
   } else if (event.type === "lost") {
     readAll();
   } else if (event.worker) {
@@ -144,6 +156,7 @@ export function take(event) {
 
 function takeWorker(event) {
   const said = event.worker;
+  known.said.set(said.component, said);
   const worker = known.workers.get(said.component);
   if (!worker) {
     if (known.readAt) readSoon(said.component);
@@ -151,7 +164,7 @@ function takeWorker(event) {
   }
   const job = said.current_job === null ? null : String(said.current_job);
   if (job !== worker.job) worker.jobSeen = Date.now();
-  const other = said.status !== worker.health || said.invocation !== (worker.invocation || "");
+  const other = differs(said, worker);
   Object.assign(worker, { health: said.status, phase: said.phase, job, disagreement: said.disagreement || null });
   if (worker.active === "active" && worker.load !== "masked") worker.state = said.status;
   // The ledger and systemd know the rest: the decision, the budget, the backoff.
@@ -186,6 +199,7 @@ export function begin() {
   readAll();
   readLines();
   readIncidents();
+  setInterval(() => { if (!document.hidden && !known.supervisor.answers) readAll(); }, BLIND_MS);
   setInterval(() => { if (!document.hidden) { readAll(); readLines(); readIncidents(); } }, REFRESH_MS);
   document.addEventListener("visibilitychange", () => { if (!document.hidden) readAll(); });
 }

@@ -1,7 +1,7 @@
 // One worker: its state, its time line, each death with its post-mortem, frames, jobs, and what
 // another policy would have done.
 import { h, put, plain, duration, ago, moment, command } from "./dom.js";
-import { budget, timeline, tone } from "./charts.js";
+import { axis, budget, timeline, tone } from "./charts.js";
 import { get, stream } from "./transport.js";
 import { known, jobStart, command as ctl, question, readWorker } from "./store.js";
 import { pill, countdown, jobAge } from "./workers.js";
@@ -21,10 +21,10 @@ export class WorkerView {
     this.deaths = h("section", { class: "card wide" });
     this.box = h("section", { class: "card" });
     this.jobs = h("section", { class: "card" });
-    this.trial = h("section", { class: "card" });
-    put(root, 
-      h("p", {}, h("a", { href: "/", "data-nav": true }, "← all workers")),
-      this.head, h("div", { class: "cards" }, this.actions, this.trial, this.time, this.deaths, this.box, this.jobs),
+    this.trial = h("section", { class: "card wide" });
+    put(root,
+      h("p", {}, h("a", { href: "/", "data-nav": true, "data-list": true }, "← all workers")),
+      h("div", { class: "cards" }, this.head, this.actions, this.time, this.deaths, this.box, this.jobs, this.trial),
     );
     this.drawFrames();
     readWorker(name).then((worker) => this.begin(worker), (error) => {
@@ -63,7 +63,7 @@ export class WorkerView {
         + `${worker.lifetime.used}${worker.lifetime.limit ? ` of ${worker.lifetime.limit}` : ""} since the last reset; ${worker.total_restarts} ever, ${worker.recoveries} recovered`],
     ];
     this.head.className = `worker-head tone-${tone(worker.state)}`;
-    put(this.head, 
+    put(this.head,
       h("div", { class: "title" }, h("h1", {}, worker.instance), pill(worker.state),
         worker.restartAt && h("span", { class: "count", "data-until": worker.restartAt }, countdown(worker.restartAt))),
       worker.job && h("p", { class: "job" }, "job ", h("span", { class: "path" }, plain(worker.job)),
@@ -98,10 +98,10 @@ export class WorkerView {
     }
     const choice = h("div", { class: "spans", role: "group", "aria-label": "Span of time" }, SPANS.map(([label, hours]) =>
       h("button", { type: "button", "aria-pressed": String(hours === this.hours), onclick: () => { this.hours = hours; this.readHistory(); } }, label)));
-    put(this.time, 
+    put(this.time,
       h("div", { class: "card-head" }, h("h2", {}, "Health, deaths and decisions"), choice),
-      timeline(history, (record) => this.open(record)),
-      h("div", { class: "axis soft" }, h("span", {}, moment(history.since_ms)), h("span", {}, moment(history.until_ms))),
+      timeline(history, Math.max(280, this.time.clientWidth - 36), (record) => this.open(record)),
+      axis(history),
       h("p", { class: "legend soft" }, [["good", "healthy"], ["busy", "starting, recovering"], ["warn", "unhealthy"], ["bad", "crashed, failed"], ["idle", "stopped"]]
         .map(([name, words]) => h("span", {}, h("span", { class: `swatch fill-${name}` }), ` ${words}`)), h("span", {}, "▼ death"), h("span", {}, "● act of a person")),
       ...history.notes.map((note) => h("p", { class: "warn" }, plain(note, 400))),
@@ -212,7 +212,7 @@ export function showJob(job) {
   const error = job.error || {};
   return h("li", {}, h("div", {}, h("span", { class: `pill tone-${{ running: "busy", error: "warn", quarantined: "bad", done: "good" }[job.status] || "idle"}` }, job.status),
     " ", h("span", { class: "path" }, plain(job.path, 200)), " ", job.updated_wall_ms && ago(job.updated_wall_ms)),
-  error.message && h("div", { class: "soft" }, plain(`${error.type || "error"}: ${error.message}`, 400)),
+  error.message && !(job.crashes || []).length && h("div", { class: "soft" }, plain(`${error.type || "error"}: ${error.message}`, 400)),
   (job.crashes || []).length > 0 && h("ul", { class: "evidence" }, job.crashes.map((each) => h("li", {},
     "killed ", h("a", { href: `/?worker=${encodeURIComponent(each.component_id)}`, "data-nav": true }, plain(each.component_id, 60)), " ", ago(each.wall_ms), ": ", plain(each.cause, 200)))));
 }
@@ -229,7 +229,7 @@ function showWhy(why) {
     why.journal.length > 0 && h("pre", { tabindex: "0", "aria-label": "Journal" }, why.journal.slice(-25).map((line) =>
       `${moment(line.at_ms).slice(11)} ${plain(line.text, 500)}`).join("\n")),
     why.frames.length > 0 && h("pre", { tabindex: "0", "aria-label": "Last frames of the run" }, why.frames.map((each) => plain(JSON.stringify(each), 500)).join("\n")),
-    ...why.advice.map((each) => (each.command ? command(plain(each.command), plain(each.text, 400)) : h("p", {}, plain(each.text, 400)))),
+    ...why.advice.map((each) => (each.command ? command(plain(each.command), plain(each.text, 400).replace(/:$/, "")) : h("p", {}, plain(each.text, 400)))),
     ...why.notes.map((note) => h("p", { class: "warn" }, plain(note, 400))),
   ].filter(Boolean);
 }

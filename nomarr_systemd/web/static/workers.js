@@ -1,13 +1,15 @@
 // The first view: a summary, then every worker, the worst first.
-import { h, put, plain, duration, ago, shortPath } from "./dom.js";
+import { h, put, putAfter, plain, copier, duration, ago, shortPath } from "./dom.js";
 import { budget, sparkline, tone, ORDER } from "./charts.js";
 import { known, byWorst, command as ctl, jobStart, rank } from "./store.js";
 
 const NEXT = {
-  masked: (w) => ctl(`reset ${w.instance} --start`),
-  held: (w) => ctl(`resume ${w.instance}`),
-  paused: (w) => ctl(`resume ${w.instance}`),
+  masked: (w) => `reset ${w.instance} --start`,
+  held: (w) => `resume ${w.instance}`,
+  paused: (w) => `resume ${w.instance}`,
 };
+
+const PARTS = ["pending", "running", "completed", "errors", "quarantined"];
 
 export function matches(worker, text) {
   return text.toLowerCase().split(/\s+/).filter(Boolean).every((word) => {
@@ -47,22 +49,24 @@ class WorkerRow extends HTMLElement {
     const next = NEXT[worker.state]?.(worker);
     this.className = `row tone-${tone(worker.state)}`;
     this.dataset.worker = worker.instance;
-    put(this, 
-      h("a", { href: `/?worker=${worker.instance}`, "data-nav": true, class: "name" }, worker.instance),
+    const reason = worker.held || worker.failure_reason;
+    const isAlone = Boolean(reason) && !worker.job && !worker.phase;
+    this.link ||= h("a", { href: `/?worker=${worker.instance}`, "data-nav": true, class: "name" }, worker.instance);
+    putAfter(this, this.link,
       h("span", { class: "state" }, pill(worker.state),
         worker.disagreement && h("span", { class: "note" }, plain(worker.disagreement, 40))),
-      h("span", { class: "job" },
+      !isAlone && h("span", { class: "phase soft" }, plain(worker.phase, 30)),
+      h("span", { class: isAlone ? "job alone" : "job" },
         worker.job ? [h("span", { class: "path", title: plain(worker.job) }, shortPath(worker.job)),
           jobAge(worker)]
-          : h("span", { class: "soft" }, plain(worker.phase || worker.held || worker.failure_reason || "", 120))),
-      h("span", { class: "phase soft" }, worker.job ? plain(worker.phase || "", 30) : ""),
+          : reason && h("span", { class: "soft reason", title: plain(reason, 400) }, plain(reason, 200))),
       budget(worker),
       line ? sparkline(line, known.lines.since_ms, known.lines.step_ms, worker.crashes) : h("span", { class: "spark soft" }),
-      h("span", { class: "crash" }, crash
-        ? [h("span", { class: "word" }, plain(crash.word, 24)), " ", ago(crash.wall_ms)] : h("span", { class: "soft" }, "never died")),
+      h("span", { class: crash ? "crash" : "crash soft never" }, crash
+        ? [h("span", { class: "word" }, plain(crash.word, 24)), " ", ago(crash.wall_ms)] : "never died"),
       h("span", { class: "next" }, worker.restartAt
         ? h("span", { class: "count", "data-until": worker.restartAt }, countdown(worker.restartAt))
-        : next ? h("code", {}, next) : ""),
+        : next ? copier(ctl(next), next) : ""),
     );
   }
 }
@@ -89,11 +93,12 @@ class PoolSection extends HTMLElement {
     for (const worker of workers) counts[worker.state] = (counts[worker.state] || 0) + 1;
     const queue = known.queues.get(pool);
     const incident = known.incidents.find((each) => each.open && each.pool === pool);
-    put(this.head, 
+    const jobs = queue && PARTS.reduce((sum, name) => sum + (queue[name] || 0), 0);
+    put(this.head,
       h("h2", {}, isOnly ? pool : h("a", { href: `/?pool=${pool}`, "data-nav": true }, pool)),
       h("span", { class: "counts" }, Object.entries(counts).sort(([a], [b]) => ORDER.indexOf(a) - ORDER.indexOf(b))
         .map(([state, count]) => h("span", { class: `count-of tone-${tone(state)}` }, `${count} ${state}`))),
-      queue && h("span", { class: "soft queue" }, `${queue.pending} pending, ${queue.running} running`
+      jobs > 0 && h("span", { class: "soft queue" }, `${queue.pending} pending, ${queue.running} running`
         + (queue.errors ? `, ${queue.errors} failed` : "") + (queue.quarantined ? `, ${queue.quarantined} quarantined` : "")
         + (queue.eta ? `, done in ${duration(queue.eta)}` : "")),
       incident && h("a", { href: "/?view=incidents", "data-nav": true, class: "pill tone-bad" }, "incident"),
@@ -104,7 +109,7 @@ class PoolSection extends HTMLElement {
       row.show(worker);
       return row;
     });
-    // Rows are moved only where the order differs, so that the focus is kept.
+    // Rows are moved only where the order differs.
     wanted.forEach((row, place) => {
       if (this.list.children[place] !== row) this.list.insertBefore(row, this.list.children[place] || null);
     });
@@ -118,15 +123,17 @@ export class WorkersView {
     this.pools = new Map();
     this.summary = h("section", { class: "summary", "aria-label": "All workers" });
     this.list = h("div", { class: "pools" });
+    this.title = h("h1", { class: "verdict" }, "Workers");
     this.heads = h("div", { class: "heads", "aria-hidden": "true" },
-      ["worker", "state", "job", "phase", "restarts", "last 6 h", "last crash", "next"].map((each) => h("span", {}, each)));
-    put(root, h("h1", { class: "unseen" }, "Workers"), this.summary, this.heads, this.list);
+      ["worker", "state", "phase", "job", "restarts", "last 6 h", "last crash", "next"].map((each) => h("span", {}, each)));
+    put(root, this.title, this.summary, this.heads, this.list);
   }
 
   draw(filter, pool) {
     const all = [...known.workers.values()];
+    const focused = document.activeElement;
     const shown = all.filter((worker) => (!pool || worker.pool === pool) && matches(worker, filter));
-    this.drawSummary(all, shown, filter, pool);
+    this.drawSummary(all.filter((worker) => !pool || worker.pool === pool), shown, filter, pool);
     this.heads.hidden = shown.length === 0;
     const groups = new Map();
     for (const worker of shown.sort(byWorst)) {
@@ -142,26 +149,30 @@ export class WorkersView {
     if (!sections.length) {
       put(this.list, h("p", { class: "empty" }, all.length
         ? "No worker matches the filter." : known.readAt ? "No workers are configured: add [pool.NAME] to nomarr.toml, then run nomarrctl apply."
-          : "Nothing is known of the workers yet."));
+          : known.error ? "Nothing is known of the workers yet." : "Reading the workers …"));
       return;
     }
     sections.forEach((section, place) => {
       if (this.list.children[place] !== section) this.list.insertBefore(section, this.list.children[place] || null);
     });
     while (this.list.children.length > sections.length) this.list.lastChild.remove();
+    // A row that was moved has lost the focus.
+    if (focused !== document.activeElement && this.list.contains(focused)) focused.focus({ preventScroll: true });
   }
 
   drawSummary(all, shown, filter, pool) {
     const counts = new Map();
     for (const worker of all) counts.set(worker.state, (counts.get(worker.state) || 0) + 1);
     const states = [...counts].sort(([one], [other]) => rank({ state: one }) - rank({ state: other }));
-    const queue = known.queues.get("");
+    const queue = known.queues.get(pool);
+    const jobs = queue && PARTS.reduce((sum, name) => sum + (queue[name] || 0), 0);
     const open = known.incidents.filter((each) => each.open).length;
-    const key = JSON.stringify([states, queue, open, shown.length, filter, pool]);
+    const key = JSON.stringify([states, queue, open, shown.length, filter, pool, known.supervisor.answers]);
     if (key === this.key) return;
     this.key = key;
-    put(this.summary, 
-      h("div", { class: "stack", role: "img", "aria-label": states.map(([state, count]) => `${count} ${state}`).join(", ") },
+    this.drawVerdict(all, pool);
+    put(this.summary,
+      states.length > 0 && h("div", { class: "stack", role: "img", "aria-label": states.map(([state, count]) => `${count} ${state}`).join(", ") },
         states.map(([state, count]) => {
           const part = h("span", { class: `part fill-${tone(state)}` });
           part.style.flexGrow = count;
@@ -170,13 +181,25 @@ export class WorkersView {
       h("ul", { class: "chips" },
         states.map(([state, count]) => h("li", {}, h("button", { type: "button", class: `chip tone-${tone(state)}`, "data-filter": `state:${state}`,
           "aria-pressed": String(filter === `state:${state}`) }, h("b", {}, String(count)), ` ${state}`))),
-        queue && h("li", {}, h("a", { class: "chip", href: "/?view=queues", "data-nav": true }, h("b", {}, String(queue.pending)), " jobs pending")),
+        jobs > 0 && h("li", {}, h("a", { class: "chip", href: "/?view=queues", "data-nav": true }, h("b", {}, String(queue.pending)), " jobs pending")),
         queue?.quarantined > 0 && h("li", {}, h("a", { class: "chip tone-bad", href: "/?view=queues", "data-nav": true },
           h("b", {}, String(queue.quarantined)), " quarantined")),
-        open > 0 && h("li", {}, h("a", { class: "chip tone-bad", href: "/?view=incidents", "data-nav": true }, h("b", {}, String(open)), " open incident")),
-        (filter || pool) && h("li", { class: "soft" }, `${shown.length} of ${all.length} shown `,
-          h("a", { href: "/", "data-nav": true, "data-clear": true }, "show all"))),
+        open > 0 && h("li", {}, h("a", { class: "chip tone-bad", href: "/?view=incidents", "data-nav": true }, h("b", {}, String(open)), open > 1 ? " open incidents" : " open incident")),
+        (filter || pool) && h("li", { class: "soft" }, `${shown.length} of ${known.workers.size} shown `,
+          h("a", { href: "/", "data-nav": true }, "show all"))),
     );
+  }
+
+  // The answer to the first question, large enough for a screen on the wall.
+  drawVerdict(all, pool) {
+    const good = all.filter((worker) => tone(worker.state) === "good").length;
+    const tones = new Set(all.map((worker) => tone(worker.state)));
+    const place = pool ? `${pool}: ` : "";
+    this.title.className = `verdict tone-${["bad", "warn", "held", "busy", "idle"].find((each) => tones.has(each)) || "good"}`;
+    if (!all.length) this.title.textContent = "Workers";
+    else if (!known.supervisor.answers) this.title.textContent = `${place}${all.filter((worker) => worker.active === "active").length} of ${all.length} workers run`;
+    else if (good === all.length) this.title.textContent = good === 1 ? `${place}the one worker is healthy` : `${place}all ${good} workers are healthy`;
+    else this.title.textContent = `${place}${good} of ${all.length} workers ${good === 1 ? "is" : "are"} healthy`;
   }
 
   close() {}

@@ -1,0 +1,123 @@
+"""Workers that do not run although they are wanted, and that no failed unit shows: one that ended
+well and unasked, and one that could not be started at all. What is found is written as a report, as
+a hook would have: it is booked, carried out and told like every other death.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from nomarr_systemd.controller.reports import ENDED_UNASKED, NOT_BEGUN, Report, write_report
+from nomarr_systemd.controller.site import Site
+from nomarr_systemd.core.account import Account
+from nomarr_systemd.core.death import exit_words
+from nomarr_systemd.core.ids import UNIT_PREFIX, UNIT_SUFFIX, WANTED_PREFIX, Component
+from nomarr_systemd.systemd.manager import read_timer, timer_of
+from nomarr_systemd.systemd.stop_intent import (
+    find_run,
+    has_begun,
+    is_down,
+    was_asked_to_stop,
+)
+
+Facts = Mapping[str, str]
+Accounts = Mapping[str, Account] | None  # None: the ledger is away
+_EXIT_FACTS: Final = ("ExecMainCode", "ExecMainStatus")
+_NEEDS: Final = ("Requires", "Requisite", "BindsTo")
+_CONDITIONS: Final = "its own start conditions, which are not met"
+
+
+def find_down(site: Site) -> set[Component]:
+    """Return the workers whose unit is inactive and whose wanted unit is active."""
+    idle = site.manager.list_units("inactive", f"{UNIT_PREFIX}*{UNIT_SUFFIX}")
+    wanted = set(site.manager.list_units("active", f"{WANTED_PREFIX}*{UNIT_SUFFIX}"))
+    names = set(idle)
+    return {
+        each
+        for each in site.config.components()
+        if each.unit in names and each.wanted_unit in wanted
+    }
+
+
+def find_lapses(
+    site: Site,
+    workers: Iterable[Component],
+    shown: Mapping[str, Facts],
+    reports: Sequence[Report],
+    accounts: Accounts,
+) -> list[Report]:
+    """Report workers that ended unasked or could not be started, unless that is known."""
+    known = {each.invocation for each in reports}
+    ended, found = [], []
+    for each in workers:
+        unit, wanted = shown[each.unit], shown[each.wanted_unit]
+        run = find_run(unit, wanted)
+        if not run or run in known or unit["LoadState"] == "masked" or not is_down(unit, wanted):
+            continue
+        if _is_decided(each, run, shown, accounts):
+            continue
+        if not has_begun(unit, wanted):
+            if not site.holds.read(each):
+                found.append(Report(each, run, NOT_BEGUN))
+        elif unit["ActiveState"] == "inactive" and not was_asked_to_stop(unit, wanted):
+            ended.append(each)
+    exits = site.manager.show_each({each.unit: _EXIT_FACTS for each in ended})
+    for each in ended:
+        words = exit_words(*(exits[each.unit][name] for name in _EXIT_FACTS))
+        found.append(Report(each, shown[each.unit]["InvocationID"], ENDED_UNASKED, *words))
+    for report in found:
+        with contextlib.suppress(OSError):  # a full /run: it is found again
+            write_report(site.paths, report)
+    return found
+
+
+def _is_decided(
+    component: Component, run: str, shown: Mapping[str, Facts], accounts: Accounts
+) -> bool:
+    """True if it is on record, and no start since then has failed. Without a ledger its timer
+    shows that it was decided about."""
+    if accounts is None:
+        return read_timer(shown[timer_of(component)]) != "none"
+    account = accounts.get(component.component_id)
+    last = account.find_last(run) if account else None
+    return last is not None and last.effect != "started"
+
+
+def find_lacks(
+    site: Site, workers: Iterable[Component], shown: Mapping[str, Facts], accounts: Accounts
+) -> dict[Component, str]:
+    """Return what workers need that could not be started: a unit that is not active, and its
+    state. Few workers are asked about: those whose last start did not lead to a run."""
+    asked = []
+    for each in workers:
+        unit, wanted = shown[each.unit], shown[each.wanted_unit]
+        if is_down(unit, wanted) and (
+            not has_begun(unit, wanted) or _was_started(each, unit["InvocationID"], accounts)
+        ):
+            asked.append(each)
+    if not asked:
+        return {}
+    needs = site.manager.show([each.unit for each in asked], _NEEDS)
+    names = {name for facts in needs.values() for text in facts.values() for name in text.split()}
+    states = site.manager.show(sorted(names), ("LoadState", "ActiveState"))
+    found = {}
+    for each in asked:
+        lacking = []
+        for name in sorted({name for text in needs[each.unit].values() for name in text.split()}):
+            load, active = states[name]["LoadState"], states[name]["ActiveState"]
+            if active != "active":
+                lacking.append((active != "failed", name, active if load == "loaded" else load))
+        if lacking:
+            _, name, state = min(lacking)
+            found[each] = f"{name}, which is {state}"
+        elif shown[each.unit]["ConditionResult"] == "no":
+            found[each] = _CONDITIONS
+    return found
+
+
+def _was_started(component: Component, run: str, accounts: Accounts) -> bool:
+    account = (accounts or {}).get(component.component_id)
+    last = account.find_last(run) if account else None
+    return last is not None and last.effect == "started"

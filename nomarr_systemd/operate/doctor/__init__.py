@@ -1,0 +1,1 @@
+"""``nomarrctl doctor``: the checks of an installation. They change nothing."""

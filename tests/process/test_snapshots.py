@@ -1,0 +1,87 @@
+"""History of health while its store is away: nothing is lost that there is room for; the
+oldest goes first, and it is said how much."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from nomarr_systemd.config.values import StoreSettings
+from nomarr_systemd.ledger.health_history import COLLECTION, Sample, append
+from nomarr_systemd.store.sqlite.store import SqliteStore
+from nomarr_systemd.supervisor import snapshots
+from nomarr_systemd.supervisor.snapshots import Batch, Snapshots, Waiting
+
+NONE = StoreSettings()
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    ends = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < ends, "it does not happen"
+        time.sleep(0.01)
+
+
+def batch(moment: int, size: int = 1) -> Batch:
+    names = (f"worker:tag:{number}" for number in range(size))
+    samples = [Sample(name, moment, "healthy", "f" * 32, 0, 0, 0, "", b"") for name in names]
+    return NONE, samples
+
+
+def test_the_oldest_goes_first_and_is_counted() -> None:
+    waiting = Waiting(5)
+    for moment in range(4):
+        waiting.put(batch(moment, 2))
+    oldest = waiting.first()
+    assert oldest is not None
+    assert oldest[1][0].wall_ms == 2
+    assert waiting.take_dropped() == 4
+    assert waiting.take_dropped() == 0
+    waiting.put(batch(4, 99))  # one that is too large stays: there is none newer
+    waiting.done(oldest)  # it was dropped meanwhile
+    assert waiting.take_dropped() == 4
+    newest = waiting.first()
+    assert newest is not None
+    assert len(newest[1]) == 99
+    waiting.done(newest)
+    waiting.close()
+    assert waiting.first() is None
+
+
+def test_what_waited_is_written_when_the_store_is_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[tuple[str, dict[str, object]]] = []
+    monkeypatch.setattr(snapshots, "log", lambda _, text, **fields: lines.append((text, fields)))
+    store = tmp_path / "store"
+    store.write_text("no directory")
+    settings = StoreSettings(f"sqlite://{store}")
+    history = Snapshots(str(tmp_path / "public"))
+    history._waiting = Waiting(3)
+    now_ms = time.time_ns() // 1_000_000 + 3_600_000  # not yet to be condensed
+    for moment in range(1, 5):
+        history.offer(settings, batch(now_ms + moment)[1])
+        wait_for(lambda: history.is_failing)
+    store.unlink()
+    history.offer(settings, batch(now_ms + 5)[1])
+    wait_for(lambda: not history.is_failing)
+    history.close()
+    (back,) = [fields for text, fields in lines if text == "the history store is back"]
+    dropped = back["dropped_samples"]
+    assert dropped in (1, 2)  # the thread may have one in hand besides those that wait
+    with closing(SqliteStore(str(store), "work")) as there:
+        written = [doc["wall_ms"] - now_ms for doc in there.find(COLLECTION)]
+        assert written == list(range(1 + dropped, 6))
+
+
+def test_a_sample_that_is_written_again_is_the_same_document(tmp_path: Path) -> None:
+    """An answer may be lost, and the write is tried again."""
+    with closing(SqliteStore(str(tmp_path), "work")) as store:
+        for _ in range(2):
+            append(store, batch(7)[1], "host")
+        [doc] = store.find(COLLECTION)
+        assert doc["_key"] == "000000000000007:worker:tag:0@host"
