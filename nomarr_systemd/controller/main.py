@@ -36,7 +36,13 @@ from nomarr_systemd.host import clock
 from nomarr_systemd.host.configuration import read_applied
 from nomarr_systemd.host.layout import Paths
 from nomarr_systemd.host.program_options import PLACES, parse_options
-from nomarr_systemd.systemd.manager import SUPERVISOR, Manager, ManagerError, monotonic_ms
+from nomarr_systemd.systemd.manager import (
+    RECONCILER,
+    SUPERVISOR,
+    Manager,
+    ManagerError,
+    monotonic_ms,
+)
 from nomarr_systemd.systemd.notify import listen_fds, notify
 
 USAGE: Final = f"usage: nomarr-controller {PLACES} [--reconcile]"
@@ -45,7 +51,6 @@ LOOK_AGAIN_S: Final = 0.5  # between two observations of a canary
 LOOK_AT_ALL_MS: Final = 10_000  # between two observations of its pool, if no report comes
 SOON: Final = "nomarr-reconcile-soon.timer"
 PAUSE_END: Final = "nomarr-pause-end.timer"  # transient
-RECONCILE: Final = "nomarr-reconcile.service"
 _PASSES: Final = 5  # an incident that opens concerns more workers, and so do jobs that are settled
 _NOT_OF_ONE: Final = (ManagerError, StoreError, LedgerUnwritable)  # no worker can be handled
 Stamp = tuple[int, int]
@@ -219,7 +224,7 @@ def arm_next_end(site: Site) -> None:
     until_ms = site.holds.next_end_ms()
     if until_ms is not None:
         left_ms = max(0, until_ms - clock.now().wall_ms)
-        site.manager.schedule_unit(PAUSE_END, RECONCILE, monotonic_ms() + left_ms)
+        site.manager.schedule_unit(PAUSE_END, RECONCILER, monotonic_ms() + left_ms)
 
 
 def reconcile(site: Site) -> None:

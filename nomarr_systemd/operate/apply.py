@@ -31,6 +31,7 @@ from nomarr_systemd.operate import controlling, leftovers, store_check
 from nomarr_systemd.operate.waiting import FACTS, Tell, is_down, is_idle, wait_for
 from nomarr_systemd.systemd import unit_files
 from nomarr_systemd.systemd.manager import (
+    RECONCILER,
     SUPERVISOR,
     TARGET,
     Manager,
@@ -183,6 +184,8 @@ def carry_out(scope: Scope, plan: Plan, say: Callable[[str], None], tell: Tell) 
         if not busy:
             remove(_owed_file(scope))
         _start(scope, manager, plan.start)
+        # It may have failed without a configuration; what was left undone is due now.
+        queue("start", [RECONCILER], user=scope.user)
     return [*stopping, *busy]
 
 

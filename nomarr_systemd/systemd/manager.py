@@ -25,6 +25,7 @@ from nomarr_systemd.systemd.dbus.connection import (
 
 TARGET: Final = "nomarr-workers.target"
 SUPERVISOR: Final = "nomarr-supervisor.service"
+RECONCILER: Final = "nomarr-reconcile.service"
 SHUTDOWN: Final = "shutdown.target"  # has a job while the system, or a user's manager, goes down
 _TIMEOUT_S: Final = 60.0
 _NOT_LOADED: Final = 5  # systemctl's exit status for a unit to stop that is not there

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from nomarr_systemd.demo.lab import LabUnavailable
+from nomarr_systemd.systemd.manager import RECONCILER
 from tests.support.lab import Lab
 from tests.support.operator_site import Installation
 
@@ -171,6 +172,13 @@ def fail_helper(site: Patient) -> None:
     site.lab.systemctl("start", "nomarr-onfailure@tag-9.service", check=False)
 
 
+def spoil_configuration(site: Patient) -> None:
+    """And the reconciler has failed on it."""
+    write("{state}/config.json", "rubbish")(site)
+    site.lab.systemctl("start", RECONCILER, check=False)
+    assert site.lab.get(RECONCILER, "ActiveState") == "failed"
+
+
 def lose_worker(site: Patient) -> None:
     """Down and wanted, and nothing on record."""
     site.lab.systemctl("stop", UNIT)
@@ -217,7 +225,7 @@ def lose_worker(site: Patient) -> None:
         ("pending, and no reports of failures", leave_rubbish),
         ("spool, and no reports of failures", write("{state}/spool/x.json", "rubbish")),
         ("nomarr-onfailure@tag-9.service has failed", fail_helper),
-        ("config.json", write("{state}/config.json", "rubbish")),
+        ("config.json", spoil_configuration),
         ("nothing has been applied yet", remove("{state}/config.json")),
         ("down, and nothing will start", lose_worker),
     ],
