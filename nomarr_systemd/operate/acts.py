@@ -198,8 +198,11 @@ def reset(
         act.manager.stop(map(timer_of, workers))
         act.manager.unmask(units)
         act.manager.reset_failed(units)
-        # It is down because a person wants that: else it would be started as one that failed.
-        act.manager.stop(worker.wanted_unit for worker in workers if not start)
+        if not start:
+            # A person wants it to stay down: else it would be started as one that failed.
+            shown = act.manager.show(units, FACTS)
+            down = (worker for worker in workers if is_down(shown[worker.unit]))
+            act.manager.stop(worker.wanted_unit for worker in down)
         for worker in workers:
             act.holds.release(worker)
         _tell_supervisor(scope, workers)

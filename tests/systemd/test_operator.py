@@ -169,6 +169,16 @@ def test_reset_unmasks_and_does_not_start(site: Installation) -> None:
     assert site.lab.get("tag-0", "NRestarts") == "0"
 
 
+def test_a_worker_that_runs_is_restarted_after_a_reset_as_before(site: Installation) -> None:
+    site.bring_up(1)
+    site.crash()
+    site.good("reset", "tag-0")
+    assert site.account().restart_count == 0
+    site.crash()
+    site.wait_until_healthy("tag-0")
+    assert site.account().restart_count == 1
+
+
 def test_a_reset_of_a_paused_worker_leaves_it_paused(site: Installation) -> None:
     site.bring_up(1)
     site.good("pause")
