@@ -142,12 +142,12 @@ def describe_past(text: str) -> str:
     last = ""
     for row in reversed(get_list(account, "records", [])):
         try:
-            record = Record.read(row)
-        except (TypeError, ValueError):
+            record = Record.read(str(row))
+            when = strftime("%Y-%m-%d %H:%M:%S UTC", gmtime(record.wall_ms / 1000))
+        except (TypeError, ValueError, OverflowError, OSError):
             continue  # it is damaged, which is told elsewhere
         if record.action in DECISIONS and record.kind:
             word = "".join(sign for sign in crash_word(record) if sign.isalnum() or sign in " -")
-            when = strftime("%Y-%m-%d %H:%M:%S UTC", gmtime(record.wall_ms / 1000))
             last = f"last crash {word} at {when}"
             break
     return f"{count(restarts, 'restart')}, {last}" if last else ""

@@ -70,7 +70,8 @@ def test_the_policy_store_publishes_where_it_is_told(directory: str) -> None:
 OLD_INDEXES = """
     DROP INDEX worker_claims_by_invocation; DROP INDEX worker_claims_by_host;
     DROP INDEX worker_claims_by_pool; DROP INDEX jobs_by_pool_status;
-    CREATE INDEX "worker_claims_0" ON "worker_claims"(json_extract(body, '$.invocation'), key);
+    CREATE INDEX "worker_claims_0"
+    ON "worker_claims"(CASE WHEN json_valid(body) THEN json_extract(body, '$.invocation') END, key);
     CREATE INDEX "worker_claims_1" ON "worker_claims"(json_extract(body, '$.component_id'), key);
     CREATE INDEX "jobs_0"
     ON "jobs"(json_extract(body, '$.pool'), json_extract(body, '$.status'), key);
@@ -90,10 +91,8 @@ def test_a_database_of_an_older_version_gains_and_loses_indexes(directory: str) 
     with closing(sqlite3.connect(path)) as db:
         db.executescript(OLD_INDEXES)
     with closing(SqliteStore(directory, "work")) as store:
-        # What was indexed before is not built again, whatever its name.
-        kept = {"worker_claims_0", "jobs_0"}
-        gone = {"worker_claims_by_invocation", "jobs_by_pool_status"}
-        assert indexes_of(store) == now - gone | kept
+        # What was indexed before in the same way is not built again, whatever its name.
+        assert indexes_of(store) == now - {"worker_claims_by_invocation"} | {"worker_claims_0"}
         assert len(store.find("worker_claims", {"host": "alpha"})) == 1
 
 

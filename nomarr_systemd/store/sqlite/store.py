@@ -275,7 +275,10 @@ def _indexes(domain: Domain) -> Iterator[str]:
 
 
 def _column(field: str) -> str:
-    return "key" if check_field(field) == "_key" else f"json_extract(body, '$.{field}')"
+    """NULL in a document that is not JSON: else it could be neither passed over nor removed."""
+    if check_field(field) == "_key":
+        return "key"
+    return f"CASE WHEN json_valid(body) THEN json_extract(body, '$.{field}') END"
 
 
 def _type(field: str) -> str:
