@@ -24,7 +24,7 @@ def pytest_runtest_setup() -> None:
 @pytest.fixture(scope="session")
 def deb(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The Debian package, built now; a fault that lintian finds fails here."""
-    return packages.build("build-deb", tmp_path_factory.mktemp("deb"))
+    return packages.build_once(tmp_path_factory, "build-deb")
 
 
 @pytest.fixture(scope="session")
@@ -36,13 +36,13 @@ def web_deb(deb: Path) -> Path:
 @pytest.fixture(scope="session")
 def rpm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The RPM, built now; a fault that rpmlint finds fails here."""
-    return packages.build("build-rpm", tmp_path_factory.mktemp("rpm"))
+    return packages.build_once(tmp_path_factory, "build-rpm")
 
 
 @pytest.fixture(scope="session")
 def arango(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The package of ArangoDB's driver."""
-    return packages.build("build-arango", tmp_path_factory.mktemp("arango"))
+    return packages.build_once(tmp_path_factory, "build-arango")
 
 
 @pytest.fixture(scope="session")

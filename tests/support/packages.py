@@ -4,10 +4,14 @@ with a higher version, and the RPM.
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 from typing import Final
 
+import pytest
+
+from nomarr_systemd.host.files import locked
 from tests.support.machine import Machine, MachineError
 
 CHECKOUT: Final = Path(__file__).parents[2]
@@ -34,6 +38,18 @@ def build(script: str, into: Path, *arguments: str, **environment: str) -> Path:
     if done.returncode:
         raise BuildFailed(f"packaging/{script}: {done.stdout[-4000:]}")
     return Path(done.stdout.splitlines()[-1])
+
+
+def build_once(factory: pytest.TempPathFactory, script: str) -> Path:
+    """The package, built by the first process of this run of tests that asks for it."""
+    base = factory.getbasetemp()
+    place = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / script
+    place.mkdir(parents=True, exist_ok=True)
+    with locked(f"{place}.lock"):
+        name = place / "built"
+        if not name.exists():
+            name.write_text(str(build(script, place / "package")))
+        return Path(name.read_text())
 
 
 def field(deb: Path, name: str) -> str:
