@@ -117,8 +117,8 @@ def test_a_stopped_process_falls_silent(lab: Lab) -> None:
     assert (record.kind, record.code) == ("stale", -2)
 
 
-def test_a_dependency_that_fails_is_a_start_job_that_fails(lab: Lab) -> None:
-    """The restart is due, and the unit cannot even be started: that counts as a failure."""
+def test_a_restart_that_fails_by_a_dependency_is_tried_again(lab: Lab) -> None:
+    """The restart is due, and what the unit needs is down: not counted, and tried until it runs."""
     lab.write_unit(
         "broken.service",
         "[Service]\nType=oneshot\nRemainAfterExit=yes\n"
@@ -139,7 +139,7 @@ def test_a_dependency_that_fails_is_a_start_job_that_fails(lab: Lab) -> None:
     os.kill(lab.main_pid("tag-0"), signal.SIGKILL)
     record = lab.wait_for(lambda: account_of(lab).find(f"{died}#1"), what="the start job")
     assert record is not None
-    assert (record.kind, record.action) == ("start-job", "restart")
+    assert (record.kind, record.action) == ("dependency", "hold")
     os.unlink(f"{lab.directory}/break")
     wait_for_run(lab, died)
 

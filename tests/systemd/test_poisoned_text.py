@@ -65,7 +65,9 @@ def site(lab: Lab) -> Installation:
     lab.wait_until("nomarr-reconcile.service", "inactive")
     poison_ledger(site.state / "public/tag-0.json")
     (site.state / "hold").mkdir(exist_ok=True)
-    (site.state / "hold/tag-1").write_text(f"incident: {POISON}", errors="replace")
+    # The reason is the first line of the file.
+    text = f"incident: {FORGED} {POISON}"
+    (site.state / "hold/tag-1").write_text(text, errors="replace")
     poison_jobs(site)
     return site
 

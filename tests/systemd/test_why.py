@@ -164,7 +164,7 @@ def test_a_program_that_cannot_be_executed(graveyard: Installation) -> None:
 
 def test_a_dependency_that_fails(graveyard: Installation) -> None:
     report = ask(graveyard, "dep-0")
-    assert report["death"]["kind"] == "start-job"
+    assert report["death"]["kind"] == "dependency"
     assert report["needs"] == ["broken.service: failed"]
     assert "systemctl --user status broken.service" in read(graveyard, "dep-0")
 
@@ -248,6 +248,7 @@ def test_history(graveyard: Installation) -> None:
     found = [(each["component"], each["action"]) for each in report["records"]]
     assert set(found) == {
         ("worker:conf:0", "fail"),
+        ("worker:dep:0", "hold"),
         ("worker:fine:1", "restart"),
         ("worker:hang:0", "restart"),
         ("worker:lost:0", "restart"),
