@@ -117,14 +117,6 @@ class Holds:
         for pool in pools:
             remove(os.path.join(self._directory, _POOL + pool))
 
-    def switched(self, now_ms: int) -> list[str]:
-        """The pools whose new workers begin paused; ALL is one of them."""
-        names = [name for name in self._names() if name == ALL or name.startswith(_POOL)]
-        found = ((name, self._read(name)) for name in names)
-        return sorted(
-            name.removeprefix(_POOL) for name, each in found if each and not each.is_over(now_ms)
-        )
-
     # Resumes
 
     def is_paused(self, worker: Component) -> bool:

@@ -31,17 +31,6 @@ def find_workers(directory: str, paths: Paths) -> set[Component]:
     return published | {worker for name in names if (worker := _worker_of(name))}
 
 
-def find_masks(directory: str) -> set[Component]:
-    """Workers whose unit is masked."""
-    return {
-        worker
-        for name in _listed(directory)
-        if os.path.islink(path := os.path.join(directory, name))
-        and os.readlink(path) == "/dev/null"
-        and (worker := _worker_of(name))
-    }
-
-
 def remove_files(directory: str, workers: Iterable[Component]) -> None:
     """Remove masks and links of enabled units. Drop-ins that we did not write stay."""
     units = {worker.unit for worker in workers}
