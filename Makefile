@@ -4,11 +4,12 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 TREES  := /var/tmp/nomarr-trees
 
-.PHONY: help setup demo test test-trixie lint bench fuzz deb rpm clean clean-trees
+.PHONY: help setup demo test test-deep test-trixie lint bench fuzz deb rpm clean clean-trees
 
 help:
 	@echo "make demo         see it work: workers crash, hang and fail under a private systemd"
 	@echo "make test         lint, build both packages and run every tier of tests"
+	@echo "make test-deep    the exploration of the plan and the tests by Hypothesis, forty times as far"
 	@echo "make test-trixie  what depends on the system, inside a booted Debian 13 (as root)"
 	@echo "make lint         ruff and mypy --strict"
 	@echo "make bench        figures, side by side with the native floor"
@@ -41,6 +42,12 @@ test:
 	packaging/prepare test
 	$(MAKE) --no-print-directory lint
 	$(BIN)/python -m tests
+
+test-deep: setup
+	NOMARR_DEPTH=40 $(BIN)/python -m pytest -s tests/unit/test_plan_explored.py
+	NOMARR_DEPTH=40 $(BIN)/python -m pytest tests/unit tests/store/test_model.py tests/store/test_jobs_model.py \
+	    --deselect tests/unit/test_plan_explored.py
+	$(BIN)/python -m tests.fuzz_frames 1000000
 
 test-trixie:
 	packaging/prepare test

@@ -16,10 +16,11 @@ from hypothesis import settings
 
 from nomarr_systemd.host.machine import is_volatile
 from tests.support.capabilities import NOT_HERE
+from tests.support.depth import IS_DEEP, times
 
 # Timings never decide a test: a busy machine is no failure. The same examples in every run, so that
-# a change is what makes the difference; NOMARR_RANDOM=1 draws others.
-settings.register_profile("nomarr", deadline=None, derandomize=not os.environ.get("NOMARR_RANDOM"))
+# a change is what makes the difference, unless they are to go deep.
+settings.register_profile("nomarr", deadline=None, derandomize=not IS_DEEP, max_examples=times(100))
 settings.load_profile("nomarr")
 
 SESSION_SERVERS = {"arango_server", "postgres_server", "running_pair"}

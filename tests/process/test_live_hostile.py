@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from nomarr_systemd.cli.events import describe
 from nomarr_systemd.live import answers, client
 from nomarr_systemd.live.client import Batch
+from tests.support.depth import times
 
 DEADLINE_S = 20.0  # of questions that are answered somehow: never waited for
 POISON = "\x1b]0;owned\x07\x1b[2J\x9b1m\r\n<0>forged\u202e\u2066\x7f\x00\ud800"
@@ -137,7 +138,7 @@ def parse_all(answer: dict[str, Any]) -> None:
     assert "\n" not in line
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=times(300), deadline=None)
 @given(st.dictionaries(st.sampled_from(NAMES), ANY))
 @example({"workers": 5})
 @example({"workers": [1, {"component": [], "status": {}, "current_job": 10**300}]})
@@ -172,7 +173,9 @@ CHUNKS = st.lists(
 
 
 @settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=times(150),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(CHUNKS)
 @example([b'{"ok":true,"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}\n"])

@@ -30,6 +30,7 @@ from hypothesis import strategies as st
 from nomarr_systemd.config.file import parse
 from nomarr_systemd.core.errors import ConfigError
 from nomarr_systemd.worker.errors import NonFatal, NotReady
+from tests.support.depth import times
 from tests.support.kill_points import at_each, kill, kill_points
 from tests.support.running_worker import ROOT, Start, workers
 
@@ -168,7 +169,9 @@ WHOLE = make_music.to_wav(make_music.sine(1000)[:3000])
 
 
 @settings(
-    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=times(200),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(
     changes=st.lists(st.tuples(st.integers(0, 47), st.integers(0, 255)), max_size=6),

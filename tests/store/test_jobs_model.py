@@ -32,6 +32,7 @@ from nomarr_systemd.jobs import queue
 from nomarr_systemd.jobs.claims import CLAIMS, Claims, End
 from nomarr_systemd.jobs.settlement import clear_pool, failure_of, settle
 from nomarr_systemd.store.protocol import Store
+from tests.support.depth import times
 from tests.support.places import Place
 
 PATHS = ["/a", "/b/ä", "/c\udcff", "/d\n"]
@@ -253,7 +254,7 @@ def test_jobs_and_a_model_never_differ(place: Place) -> None:
         run_state_machine_as_test(
             type("Given", (Machine,), {"store": store}),
             settings=settings(
-                max_examples=examples,
+                max_examples=times(examples),
                 stateful_step_count=30,
                 deadline=None,
                 suppress_health_check=list(HealthCheck),

@@ -16,6 +16,7 @@ from hypothesis.stateful import (
 
 from nomarr_systemd.core.errors import KeyExists, StaleRevision
 from nomarr_systemd.store.protocol import Store
+from tests.support.depth import times
 
 COLLECTION = "meta"
 KEYS = st.sampled_from(["a", "A", "..", "a%41", "worker:tag:0@host"])
@@ -129,7 +130,7 @@ def test_a_store_is_a_dict_with_revisions(store: Store) -> None:
     run_state_machine_as_test(
         Machine,
         settings=settings(
-            max_examples=30,
+            max_examples=times(30),
             stateful_step_count=25,
             deadline=None,
             database=None,

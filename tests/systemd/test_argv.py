@@ -12,6 +12,7 @@ from nomarr_systemd.config.values import Config, Pool
 from nomarr_systemd.core.ids import Component
 from nomarr_systemd.host.layout import system_paths
 from nomarr_systemd.systemd.unit_files import dropin_of, render_files
+from tests.support.depth import times
 from tests.support.lab import Lab
 
 WORKER = Component("tag", 0)
@@ -52,7 +53,7 @@ def test_hostile_arguments_arrive_as_they_are(lab: Lab) -> None:
 def test_any_arguments_arrive_as_they_are(lab: Lab) -> None:
     install(lab)
 
-    @settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=times(40), suppress_health_check=[HealthCheck.too_slow])
     @given(st.lists(ARGUMENT | PIECES, min_size=1, max_size=20))
     def check(arguments: list[str]) -> None:
         assert receive(lab, arguments) == arguments

@@ -17,6 +17,7 @@ from nomarr_systemd.core.plan import plan
 from nomarr_systemd.core.policy import Rules
 from nomarr_systemd.core.world import Outcome as Answer
 from tests.support import model_machine as model
+from tests.support.depth import times
 from tests.support.model_machine import POOL, Machine, invocation_of, name_of
 
 
@@ -105,7 +106,7 @@ some_rules = st.builds(
 )
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=times(50))
 @given(rules=some_rules, crashes=st.integers(1, 3), workers=st.integers(1, 2), data=st.data())
 def test_bad_files_mask_no_worker(
     rules: Rules, crashes: int, workers: int, data: st.DataObject

@@ -19,6 +19,7 @@ from nomarr_systemd.core.frames import (
     encode,
 )
 from tests.fuzz_frames import check, split
+from tests.support.depth import times
 
 ID = "worker:tag:0"
 OK = b'HEALTH|{"component_id":"worker:tag:0","status":"healthy"}\n'
@@ -232,7 +233,7 @@ def alike(stem: bytes) -> st.SearchStrategy[list[bytes]]:
 
 
 @given(st.sampled_from(STEMS).flatmap(alike))
-@settings(max_examples=3000)
+@settings(max_examples=times(3000))
 def test_the_shorter_way_leads_to_the_same_place(lines: list[bytes]) -> None:
     together, drops = feed(*lines)
     alone = [feed(one) for one in lines]

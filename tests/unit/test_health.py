@@ -27,6 +27,7 @@ from nomarr_systemd.core.health import (
     deadline,
     step,
 )
+from tests.support.depth import times
 
 RULES = HealthRules()
 PENDING, HEALTHY, UNHEALTHY = EVENTS["pending"], EVENTS["healthy"], EVENTS["unhealthy"]
@@ -394,7 +395,7 @@ def test_silence_always_ends_in_death_within_bounds(
     rule_sets,
     st.lists(st.tuples(st.floats(0.01, 4.9), st.floats(-10, 1000), st.booleans()), min_size=200),
 )
-@settings(max_examples=40)
+@settings(max_examples=times(40))
 def test_recovery_is_bounded_however_a_worker_asks(
     rules: HealthRules, asks: list[tuple[float, float, bool]]
 ) -> None:

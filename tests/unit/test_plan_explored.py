@@ -1,12 +1,11 @@
 """The plan itself, not a model of it, explored: every world that a few workers, deaths, people,
 reboots and kills of the controller can lead to, breadth first, and beyond that at random.
 
-``NOMARR_EXPLORE_WORLDS`` sets how many distinct worlds are visited; the test prints the number.
+The test prints how many distinct worlds it visited; ``make test-deep`` visits two million.
 """
 
 from __future__ import annotations
 
-import os
 from collections import deque
 
 import pytest
@@ -16,9 +15,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from nomarr_systemd.core.policy import Rules
 from tests.support import model_machine as model
+from tests.support.depth import IS_DEEP, times
 from tests.support.model_machine import Broken, Machine
 
-MOST = int(os.environ.get("NOMARR_EXPLORE_WORLDS", "10000"))
+MOST = times(10_000)
 # A short window and two restarts: limits are met within a few deaths.
 RULES = Rules(max_restarts=2, window_s=60, backoff_base_s=1, backoff_jitter=0)
 AT_ONCE = RULES._replace(backoff_base_s=0, max_lifetime_restarts=3)
@@ -104,12 +104,9 @@ class PlanMachine(RuleBasedStateMachine):
 
 
 TestPlanAtRandom = PlanMachine.TestCase
-EXAMPLES = os.environ.get("NOMARR_EXPLORE_EXAMPLES", "")
 TestPlanAtRandom.settings = settings(
-    # The same ways in every run, unless somebody explores: then others, and not made shorter.
-    max_examples=int(EXAMPLES or 100),
-    derandomize=not EXAMPLES,
-    phases=[Phase.generate] if EXAMPLES else tuple(Phase),
+    max_examples=times(100),
+    phases=[Phase.generate] if IS_DEEP else tuple(Phase),  # deep ways are not made shorter
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=list(HealthCheck),

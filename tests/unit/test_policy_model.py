@@ -24,6 +24,7 @@ from nomarr_systemd.core.account import Account
 from nomarr_systemd.core.death import Death
 from nomarr_systemd.core.policy import Decision, Rules
 from nomarr_systemd.core.time import Moment
+from tests.support.depth import times
 from tests.support.moments import death
 
 TEN_YEARS_MS = 10 * 365 * 24 * 3600 * 1000
@@ -340,7 +341,7 @@ class PolicyMachine(RuleBasedStateMachine):
 
 TestPolicyAgainstModel = PolicyMachine.TestCase
 TestPolicyAgainstModel.settings = settings(
-    max_examples=300,
+    max_examples=times(300),
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],

@@ -28,6 +28,7 @@ from nomarr_systemd.postmortem.report_model import DeathFacts, Repeats, Report
 from nomarr_systemd.postmortem.run_log import Coredump, Line
 from nomarr_systemd.postmortem.stack_traces import Trace
 from nomarr_systemd.postmortem.witnesses import Witnesses
+from tests.support.depth import times
 
 RUN = "0123456789abcdef" * 2
 PAGE = "why.html.j2"
@@ -71,7 +72,7 @@ def make(kind: str = "exit", code: int = 1, *, text: str = "", **fields: Any) ->
     )._replace(**fields)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=times(15), deadline=None)
 @given(st.text(max_size=60), st.integers(40, 200))
 @example("\x1b[31mred\x1b]0;owned\x07\x9b1m\u202e\u2066\x7f\r\n\x00", 80)
 def test_hostile_text_reaches_neither_terminal_nor_page(text: str, width: int) -> None:
