@@ -36,13 +36,13 @@ from nomarr_systemd.core.intents import Intent
 from nomarr_systemd.core.plan import is_blamed
 from nomarr_systemd.core.world import Outcome
 from nomarr_systemd.host import clock
-from nomarr_systemd.systemd import journal
 from nomarr_systemd.systemd.manager import (
     ManagerError,
     Refused,
     monotonic_ms,
     timer_of,
 )
+from nomarr_systemd.systemd.notify import feed_watchdog
 from nomarr_systemd.systemd.stop_intent import DOWN_FACTS, WANTED_FACTS, find_run, is_wanted
 
 FRESH_MS: Final = 50
@@ -71,12 +71,14 @@ def act(site: Site, intents: Sequence[Intent]) -> Done:
     changed = _change_incidents(site, intents)
     _hold(site, _pick(intents, do.Hold))
     _book(site, intents)
+    feed_watchdog()
     _note_quarantines(site, _pick(intents, do.Quarantine))
     kept = _spool(site, _pick(intents, do.Spool))
     refused |= _release(site, _pick(intents, do.Release))
     _stop(site, [each.component.unit for each in _pick(intents, do.Stop)])
     refused |= _mask(site, [each.component for each in _pick(intents, do.Mask)])
     refused |= _resume(site, _pick(intents, do.Resume))
+    feed_watchdog()
     timers = [timer_of(each.component) for each in _pick(intents, do.CancelTimer)]
     starts = [each for each in _pick(intents, do.Start) if each.component not in refused]
     started, unwanted = _start(site, starts, timers)
@@ -128,7 +130,7 @@ def _change_incidents(site: Site, intents: Sequence[Intent]) -> bool:
                 changed = True
                 if site.incidents.open(each.incident) == each.incident:
                     text = f"{each.incident.text}, the others wait and are not blamed"
-                    journal.write_incident(each.incident.pool, text, opened=True)
+                    site.journal.write_incident(each.incident.pool, text, opened=True)
             elif isinstance(each, do.Join):
                 site.incidents.add(each.pool, each.member)
             elif isinstance(each, do.Elect):
@@ -166,7 +168,7 @@ def _book(site: Site, intents: Sequence[Intent]) -> None:
     if not wanted:
         return
     for failed in _pick(intents, do.FailPool):
-        journal.write_pool_failure(failed.pool, failed.reason, failed.workers, user=site.paths.user)
+        site.journal.write_pool_failure(failed.pool, failed.reason, failed.workers)
     try:
         with site.store.batch():
             for each in wanted:
@@ -176,7 +178,7 @@ def _book(site: Site, intents: Sequence[Intent]) -> None:
     site.spool.remove(each.entry.death.invocation for each in _pick(intents, do.BookSpooled))
     for close in _pick(intents, do.Close):
         text = f"incident of {close.pool} is closed: {close.why}"
-        journal.write_incident(close.pool, text, opened=False)
+        site.journal.write_incident(close.pool, text, opened=False)
     for book in _pick(intents, do.Book):
         if is_blamed(book.record) and book.component.pool in site.recent:
             site.recent[book.component.pool].append(book.death._replace(at=book.record.moment))
@@ -208,7 +210,7 @@ def _note_quarantines(site: Site, intents: Sequence[do.Quarantine]) -> None:
                 account = site.ledger.account(component.component_id)
                 back = sum(account.find(run, ("refund",)) is not None for run in each.refund)
                 if back or component == each.component:
-                    journal.write_quarantine(component, each.jobs, back, user=site.paths.user)
+                    site.journal.write_quarantine(component, each.jobs, back)
             note_quarantine(site, each)
         except StoreError as error:
             _complain(each.component, error)
@@ -241,6 +243,7 @@ def _mask(site: Site, components: Sequence[Component]) -> set[Component]:
     except Refused:
         refused = set()
         for component in components:
+            feed_watchdog()
             try:
                 site.manager.mask([component.unit])
             except Refused as error:
@@ -260,7 +263,7 @@ def _resume(site: Site, intents: Sequence[do.Resume]) -> set[Component]:
     done = [each.component for each in intents if each.component not in refused]
     for component in done:
         site.holds.end_resume(component)
-        journal.write_act(component, "resumed", "the end of its pause", user=site.paths.user)
+        site.journal.write_act(component, "resumed", "the end of its pause")
     if done:
         with contextlib.suppress(StoreError):
             names = [each.component_id for each in done]
@@ -334,6 +337,5 @@ def _tell(site: Site, intents: Sequence[Intent]) -> tuple[list[Outcome], set[str
     tells = _pick(intents, do.Tell)
     for each in tells:
         if each.is_new:
-            user = site.paths.user
-            journal.write_decision(each.component, each.record, each.death.line, user=user)
+            site.journal.write_decision(each.component, each.record, each.death.line)
     return tell_supervisor(site, tells, _pick(intents, do.Consult))
