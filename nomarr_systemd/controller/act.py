@@ -6,7 +6,7 @@ cleared last:
 1. timers: one that elapses without a record starts nothing;
 2. incidents, elections, then holds: a death that is booked as held must find its hold;
 3. one commit of the ledger: deaths, refunds, marks. From here on each death is counted, once;
-   the spool's files are removed after it, never before; then quarantines are logged and noted;
+   the spool's files are removed after it, never before; then jobs to blame are logged and noted;
 4. the spool, if the ledger cannot be written: durable before anything is restarted;
 5. ends of holds, stops, then masks (a unit that is masked while it starts keeps its start job),
    ends of pauses, then starts (systemd is asked again first if it took a while); their timers
@@ -25,7 +25,7 @@ import contextlib
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple, TypeVar
 
-from nomarr_systemd.controller.job_outcomes import note_quarantine, tell_supervisor
+from nomarr_systemd.controller.job_outcomes import note_blame, tell_supervisor
 from nomarr_systemd.controller.log import ERROR, log
 from nomarr_systemd.controller.reports import clear_report, keep_untold
 from nomarr_systemd.controller.site import Site
@@ -72,7 +72,7 @@ def act(site: Site, intents: Sequence[Intent]) -> Done:
     _hold(site, _pick(intents, do.Hold))
     _book(site, intents)
     feed_watchdog()
-    _note_quarantines(site, _pick(intents, do.Quarantine))
+    _blame_jobs(site, _pick(intents, do.BlameJobs))
     kept = _spool(site, _pick(intents, do.Spool))
     refused |= _release(site, _pick(intents, do.Release))
     _stop(site, [each.component.unit for each in _pick(intents, do.Stop)])
@@ -199,19 +199,21 @@ def _book_one(site: Site, each: Intent) -> None:
             site.incidents.close(pool, why, clock.now())
 
 
-def _note_quarantines(site: Site, intents: Sequence[do.Quarantine]) -> None:
-    """Log each quarantine to the workers that died of it, then note it: after a kill in between it
-    is logged again, not lost. How many restarts each got back is read from the ledger."""
+def _blame_jobs(site: Site, intents: Sequence[do.BlameJobs]) -> None:
+    """Log jobs to the workers that died of them, then note it: after a kill in between it is logged
+    again, not lost. How many restarts each got back is read from the ledger."""
     for each in intents:
         try:
             for component in site.config.components():
                 if component.pool != each.component.pool:
                     continue
+                if not each.quarantined and component != each.component:
+                    continue
                 account = site.ledger.account(component.component_id)
                 back = sum(account.find(run, ("refund",)) is not None for run in each.refund)
                 if back or component == each.component:
-                    site.journal.write_quarantine(component, each.jobs, back)
-            note_quarantine(site, each)
+                    site.journal.write_blame(component, each, back)
+            note_blame(site, each)
         except StoreError as error:
             _complain(each.component, error)
 

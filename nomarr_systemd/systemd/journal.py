@@ -10,7 +10,13 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from nomarr_systemd.core.ids import Component
-from nomarr_systemd.core.job import describe_quarantine, release_command
+from nomarr_systemd.core.intents import BlameJobs
+from nomarr_systemd.core.job import (
+    describe_failed,
+    describe_quarantine,
+    release_command,
+    retry_command,
+)
 from nomarr_systemd.core.ledger_record import Record
 from nomarr_systemd.host.layout import Paths
 from nomarr_systemd.systemd.journal_socket import JournalSocket
@@ -24,6 +30,7 @@ MESSAGE_IDS: Final = {
     "incident-closed": "6a1f0c7b2f7a4d0c9c0e5d8b1a7e4f06",
     "quarantine": "6a1f0c7b2f7a4d0c9c0e5d8b1a7e4f07",
     "pool-failed": "6a1f0c7b2f7a4d0c9c0e5d8b1a7e4f08",
+    "job-failed": "6a1f0c7b2f7a4d0c9c0e5d8b1a7e4f09",
 }
 ACT_ID: Final = "0d4c7f5b1c2e4c7b8f0e3a96d21b7c58"  # an act of a person
 _PRIORITIES: Final = {
@@ -35,6 +42,7 @@ _PRIORITIES: Final = {
     "incident-closed": 5,
     "quarantine": 4,
     "pool-failed": 2,
+    "job-failed": 4,
 }
 _ACT_PRIORITY: Final = 5
 
@@ -76,16 +84,20 @@ class Journal:
             own = f"{each.instance}: masked, because {text}. {mend}"
             self._write("pool-failed", own, self._name_worker(each) | fields)
 
-    def write_quarantine(self, component: Component, jobs: Sequence[str], given_back: int) -> None:
-        """Write one entry about quarantined jobs to a worker that died of one; ``given_back`` is
-        the number of restarts that it got back."""
+    def write_blame(self, component: Component, blame: BlameJobs, given_back: int) -> None:
+        """Write one entry about jobs to a worker that died of one; ``given_back`` is the number of
+        restarts that it got back."""
+        is_set_aside = blame.quarantined
         many = "restart was" if given_back == 1 else "restarts were"
-        what = describe_quarantine(", ".join(jobs))
+        describe_jobs = describe_quarantine if is_set_aside else describe_failed
+        what = describe_jobs(", ".join(blame.jobs))
         text = f"{component.instance}: {what}; {given_back} {many} given back to this worker."
-        if command := release_command(jobs[0]):
+        command = (release_command if is_set_aside else retry_command)(blame.jobs[0])
+        if command:
             text += f" To let it run again: {command}"
-        fields = {"NOMARR_POOL": component.pool, "NOMARR_JOB": jobs[0]}
-        self._write("quarantine", text, self._name_worker(component) | fields)
+        fields = {"NOMARR_POOL": component.pool, "NOMARR_JOB": blame.jobs[0]}
+        kind = "quarantine" if is_set_aside else "job-failed"
+        self._write(kind, text, self._name_worker(component) | fields)
 
     def write_act(self, component: Component, act: str, by: str) -> None:
         """Write one entry about what a person did: ``act`` is a participle: paused."""
