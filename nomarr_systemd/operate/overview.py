@@ -178,7 +178,7 @@ class View(NamedTuple):
             "ledger_problem": self.ledger_problem or None,
             "last_frame_wall_ms": self.last_frame_wall_ms,
             "metrics": dict(self.metrics) or None,
-            "statistics": None if self.ledger_problem else describe_statistics(self.statistics),
+            "statistics": None if self.ledger_problem else self.statistics.to_json(),
             "last_crash": last
             and {
                 "class": last.kind,
@@ -242,15 +242,6 @@ def gather(scope: Scope, config: Config, workers: Sequence[Component]) -> Overvi
         scope.user,
         len(views),
     )
-
-
-def describe_statistics(statistics: Statistics) -> dict[str, Any]:
-    """The totals of an account, for scripts."""
-    return {
-        "total_restarts": statistics.total_restarts,
-        "restarts_per_hour": round(statistics.rate_per_s * 3600, 3),
-        "recoveries": statistics.recoveries,
-    }
 
 
 def last_failure(account: Account) -> Record | None:
