@@ -13,9 +13,9 @@ import logging
 import os
 
 import sound
+from folder_jobs import FolderJobs
 
 from nomarr_systemd.core.errors import ConfigError
-from nomarr_systemd.worker.directory import DirectoryJobs
 from nomarr_systemd.worker.errors import NonFatal, NotReady
 from nomarr_systemd.worker.runtime import Waits, Worker
 
@@ -54,14 +54,14 @@ class Tagger(Worker):
 class FolderTagger(Tagger):
     """Every new or changed file in the folder that TAGGER_FOLDER names is a job."""
 
-    def source(self) -> DirectoryJobs:
+    def source(self) -> FolderJobs:
         folder = os.environ.get(FOLDER, "")
         if not os.path.isdir(folder):
             raise ConfigError(
                 f"{FOLDER} is {folder!r}, and that is no folder",
                 hint=f'Environment = ["{FOLDER}=/srv/music"] in [pool.NAME.unit]',
             )
-        return DirectoryJobs(folder, "*.wav", "*.flac")
+        return FolderJobs(folder, "*.wav", "*.flac")
 
 
 def sidecar_of(path: str) -> str:

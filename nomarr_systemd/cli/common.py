@@ -16,6 +16,7 @@ from nomarr_systemd.host.scope import Scope, make_scope
 if TYPE_CHECKING:
     from nomarr_systemd.config.values import Config
 
+FAILED: Final = 1  # exit status
 NOT_RUNNING: Final = 3  # exit status; the same as systemctl's for a unit that is not running
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import click
 
 from nomarr_systemd.cli.common import (
+    FAILED,
     NOT_RUNNING,
     echo_json,
     examples,
@@ -19,18 +20,28 @@ from nomarr_systemd.operate.choose import choose
 from nomarr_systemd.operate.overview import look
 
 
-@click.command(epilog=examples("status", "status tag-0", "status tag --json", "status --watch"))
+@click.command(
+    epilog=examples(
+        "status", "status tag-0", "status tag --json", "status --problems", "status --watch"
+    )
+)
 @names_argument
+@click.option("--problems", is_flag=True, help="Show only workers that are in trouble.")
 @click.option("--watch", is_flag=True, help="Keep showing changes as they happen, until Ctrl-C.")
 @json_option
 @click.pass_obj
-def status(scope: Scope, names: tuple[str, ...], watch: bool, as_json: bool) -> int:
+def status(scope: Scope, names: tuple[str, ...], problems: bool, watch: bool, as_json: bool) -> int:
     """Show every worker: its health, its job, its restarts, and what comes next.
 
     WINDOW is restarts within the policy's window and their limit, LIFETIME (LIFE on a narrow
     terminal) all restarts since the last reset and their limit. NEXT is when a restart is due, or
-    the command that a worker waits for. Named workers are shown in full. The exit status is 3 if
-    one of them does not run.
+    the command that a worker waits for. Named workers are shown in full. If there are more than
+    the terminal has lines for, those in trouble come first, and healthy ones are only counted.
+
+    The exit status is 0 if all of them are healthy, 3 if one does not run, and 1 if all run and one
+    is not healthy, or the supervisor does not answer. With --problems only workers in trouble are
+    judged: not those that load, and not those that are down because a person or their settings
+    want that.
     """
     config = scope.read_in_force()
     need_view(scope)
@@ -38,18 +49,21 @@ def status(scope: Scope, names: tuple[str, ...], watch: bool, as_json: bool) -> 
         from nomarr_systemd.cli.watch import watch as stay
 
         choose(config, names)
-        return stay(scope, names, as_json=as_json)
-    overview = look(scope, config, names)
+        return stay(scope, names, as_json=as_json, problems=problems)
+    overview = look(scope, config, names, problems=problems)
     if as_json:
         echo_json([view.to_json() for view in overview.views])
     else:
         from nomarr_systemd.cli.status_table import draw, draw_in_full
-        from nomarr_systemd.cli.table import width_of_terminal
+        from nomarr_systemd.cli.table import height_of_terminal, width_of_terminal
 
         pools = {pool.name for pool in config.pools}
         if names and not pools.intersection(names):
             lines = [line for view in overview.views for line in [*draw_in_full(view), ""]][:-1]
         else:
-            lines = list(draw(overview, width_of_terminal()))
+            lines = draw(overview, width_of_terminal(), height_of_terminal())
         click.echo("\n".join(lines))
-    return 0 if all(view.active == "active" for view in overview.views) else NOT_RUNNING
+    if any(view.active != "active" for view in overview.views):
+        return NOT_RUNNING
+    is_well = not overview.views if problems else all(each.is_healthy for each in overview.views)
+    return 0 if is_well and (overview.supervisor or not overview.total) else FAILED

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby
 from typing import Final
 
 import click
@@ -26,6 +25,8 @@ _COLOURS: Final = {
     "unhealthy": "yellow",
     "recovering": "yellow",
     "restarting": "yellow",
+    "waiting": "yellow",
+    "inactive": "red",
     "paused": "cyan",
     "held": "cyan",
 }
@@ -39,28 +40,44 @@ _STATE: Final = {True: "UNIT", False: "HEALTH"}  # the column in the colour of t
 _JOB: Final = {True: "JOB", False: "DOING"}  # the column that is cut when there is no room
 
 
-def draw(overview: Overview, width: int) -> Iterator[str]:
-    """Yield the lines of the whole table, for one screen."""
+def draw(overview: Overview, width: int, height: int | None = None) -> list[str]:
+    """Return the lines of the whole table. If they are more than ``height``, those in trouble come
+    first, and healthy ones are only counted, by pool."""
+    lines = [*_draw_supervisor(overview, width)]
     views = overview.views
-    yield from _draw_supervisor(overview, width)
+    if not overview.total:
+        hint = "add [pool.NAME] to nomarr.toml, then nomarrctl apply."
+        return [*lines, f"No workers are configured: {hint}"]
     if not views:
-        yield "No workers are configured: add [pool.NAME] to nomarr.toml, then nomarrctl apply."
-        return
+        return [*lines, f"No problems: {count(overview.total)}, none in trouble."]
+    drawn = [*lines, *_draw_table(views, width), *_notes(views, width)]
+    if height is None or len(drawn) <= height or not any(view.is_healthy for view in views):
+        return drawn
+    return [*lines, *_draw_table(views, width, fold=True), *_notes(views, width)]
+
+
+def _draw_table(views: Sequence[View], width: int, *, fold: bool = False) -> Iterator[str]:
     wide = width >= _WIDE
-    heads = _heads(wide)
-    rows = [_row(view, wide) for view in views]
     # Least widths, so that the columns of --watch do not move with every change.
-    table = Table(heads, rows, least=_LEAST)
+    table = Table(_heads(wide), [_row(view, wide) for view in views], least=_LEAST)
     table.shrink(_JOB[wide], width, _SHORTEST_JOB)
     yield table.head(width)
-    for pool, members in groupby(zip(views, rows, strict=True), key=lambda each: each[0].worker[0]):
-        group = list(members)
-        words = _count_states([view for view, _ in group])
-        yield click.style(fit(f"{pool}: {words}", max(20, width)), dim=True)
-        for view, cells in group:
+    pools: dict[str, list[View]] = {}
+    for view in sorted(views, key=lambda each: (each.rank if fold else 0, each.worker)):
+        pools.setdefault(view.worker.pool, []).append(view)
+    folded = 0
+    for pool, members in pools.items():
+        text = f"{pool}: {_count_states(members)}"
+        yield click.style(fit(text, max(20, width)), dim=True)
+        for view in members:
+            if fold and view.is_healthy and not view.trouble:
+                folded += 1
+                continue
             colour = _COLOURS.get(view.state)
-            yield table.row(cells, width, {_STATE[wide]: colour} if colour else None)
-    yield from _notes(views, width)
+            yield table.row(_row(view, wide), width, {_STATE[wide]: colour} if colour else None)
+    if folded:
+        text = f"{count(folded)} healthy, and only counted here; nomarrctl status | less shows all."
+        yield click.style(fit(text, max(20, width)), dim=True)
 
 
 def _draw_supervisor(overview: Overview, width: int) -> Iterator[str]:
@@ -94,7 +111,7 @@ def _row(view: View, wide: bool) -> tuple[str, ...]:
         if view.last and view.last_age_ms is not None:
             last = f"{crash_word(view.last)} {_brief(view.last_age_ms)} ago"
         health = one_line(view.health, 12) or "-"
-        if view.state in ("paused", "held"):
+        if view.state in ("paused", "held", "finished", "stopped", "waiting", "restarting"):
             health = view.state
         cells = (unit, health, phase or "-", job or "-", up, window, lifetime, upcoming, last)
         return (view.worker.instance, *cells)
@@ -110,7 +127,7 @@ def _next(view: View) -> str:
         return "held" if _is_held(view) else "resume"
     if view.next_restart_ms is not None:
         return f"in {_brief(view.next_restart_ms)}"
-    return "-"
+    return "retry" if view.state == "waiting" else "-"
 
 
 def _brief(ms: int) -> str:
@@ -155,6 +172,9 @@ def _notes(views: Sequence[View], width: int) -> Iterator[str]:
         if view.last_chance:
             text = f"{name}: {describe_last_chance(view.last_chance)}"
             yield click.style(fit(text, width), fg="yellow")
+        is_told = view.held or view.load == "masked" or view.idle in ("", "restarting")
+        if view.load not in ("loaded", "masked", "") or (view.trouble and not is_told):
+            yield click.style(fit(f"{name}: {view.trouble}", width), fg="yellow")
         if view.load == "masked" and view.failure_reason:
             yield click.style(fit(f"{name}: failed: {view.failure_reason}", width), fg="red")
 
@@ -181,6 +201,8 @@ def draw_in_full(view: View) -> Iterator[str]:
         yield from _draw_counts(view)
     if view.held:
         yield f"     Held: {one_line(view.held, 200)}"
+    if view.trouble and view.active in ("inactive", "failed") and view.load != "masked":
+        yield click.style(f"     Down: {one_line(view.trouble, 300)}", fg="yellow")
     if view.next_restart_ms is not None:
         yield f"     Next: restart in {describe_ms(view.next_restart_ms)}"
     if view.failure_reason:

@@ -108,6 +108,14 @@ def width_of_terminal() -> int:
         return _PIPED
 
 
+def height_of_terminal() -> int | None:
+    """Return the terminal's lines; None for a file or a pipe."""
+    try:
+        return os.get_terminal_size(sys.stdout.fileno()).lines or None
+    except (OSError, ValueError):
+        return None
+
+
 def _width(sign: str) -> int:
     if sign.isascii():
         return 1

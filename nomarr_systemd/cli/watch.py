@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Final
 
@@ -34,6 +34,7 @@ _LEAVE: Final = "\x1b[?25h\x1b[?1049l"
 _SOONEST_S: Final = 0.2  # many events at once are one change of the screen
 _LATEST_S: Final = 1.0  # so that countdowns and uptimes go on
 _AGAIN_S: Final = 0.5
+Gather = Callable[[], Overview]
 _TOPICS: Final = ["worker:*:status", "system:health"]
 
 
@@ -59,19 +60,24 @@ class Feed(threading.Thread):
             os.write(self._writing, b".")
 
 
-def watch(scope: Scope, names: tuple[str, ...], *, as_json: bool) -> int:
+def watch(scope: Scope, names: tuple[str, ...], *, as_json: bool, problems: bool = False) -> int:
     """Show the status until the program is interrupted."""
     if not as_json and not sys.stdout.isatty():
         raise click.UsageError(
             "--watch needs a terminal; with --json it prints a line for each change"
         )
+
+    def gather() -> Overview:
+        # The configuration is read each time: workers come and go with an apply.
+        return look(scope, scope.read_in_force(), names, problems=problems)
+
     feed = Feed(scope.paths.live)
     show = _Lines() if as_json else _Screen()
     with _signals() as wake:
         feed.start()  # after the handlers are set: they run in this thread
         try:
             with show:
-                _follow(scope, names, feed.fd, wake, show)
+                _follow(gather, feed.fd, wake, show)
         except KeyboardInterrupt:
             return 0
         except BrokenPipeError:  # the reader of our lines has closed its end
@@ -80,14 +86,11 @@ def watch(scope: Scope, names: tuple[str, ...], *, as_json: bool) -> int:
     return 0
 
 
-def _follow(
-    scope: Scope, names: tuple[str, ...], feed: int, wake: int, show: _Screen | _Lines
-) -> None:
+def _follow(gather: Gather, feed: int, wake: int, show: _Screen | _Lines) -> None:
     while True:
         began = time.monotonic()
         try:
-            # Read again each time: workers come and go with an apply.
-            overview: Overview | NomarrError = look(scope, scope.read_in_force(), names)
+            overview: Overview | NomarrError = gather()
         except NomarrError as error:
             overview = error
         show.show(overview)
@@ -120,7 +123,7 @@ class _Screen:
     def show(self, overview: Overview | NomarrError) -> None:
         columns, rows = _size()
         columns -= 1  # erasing to the end of a full line would erase its last character
-        lines = _compose(overview, columns)
+        lines = _compose(overview, columns, rows)
         if len(lines) > rows:
             hidden = len(lines) - rows + 1
             lines = [*lines[: rows - 1], fit(f"… and {hidden} lines more", columns)]
@@ -178,14 +181,14 @@ def _size() -> tuple[int, int]:
     return columns or 80, rows or 24
 
 
-def _compose(overview: Overview | NomarrError, columns: int) -> list[str]:
+def _compose(overview: Overview | NomarrError, columns: int, rows: int) -> list[str]:
     clock = time.strftime("%H:%M:%S")
     lines = [click.style(fit(f"nomarrctl status   {clock}   Ctrl-C ends it", columns), dim=True)]
     if isinstance(overview, NomarrError):
         lines.append(fit(str(overview), columns))
         lines.append(fit(f"hint: {overview.hint}", columns) if overview.hint else "")
         return lines
-    return lines + list(draw(overview, columns))
+    return lines + draw(overview, columns, rows - 1)
 
 
 @contextlib.contextmanager

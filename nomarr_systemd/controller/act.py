@@ -6,7 +6,7 @@ cleared last:
 1. timers: one that elapses without a record starts nothing;
 2. incidents, elections, then holds: a death that is booked as held must find its hold;
 3. one commit of the ledger: deaths, refunds, marks. From here on each death is counted, once;
-   the spool's files are removed after it, never before; then quarantines are logged and noted;
+   the spool's files are removed after it, never before; then jobs to blame are logged and noted;
 4. the spool, if the ledger cannot be written: durable before anything is restarted;
 5. ends of holds, stops, then masks (a unit that is masked while it starts keeps its start job),
    ends of pauses, then starts (systemd is asked again first if it took a while); their timers
@@ -25,7 +25,7 @@ import contextlib
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple, TypeVar
 
-from nomarr_systemd.controller.job_outcomes import note_quarantine, tell_supervisor
+from nomarr_systemd.controller.job_outcomes import note_blame, tell_supervisor
 from nomarr_systemd.controller.log import ERROR, log
 from nomarr_systemd.controller.reports import clear_report, keep_untold
 from nomarr_systemd.controller.site import Site
@@ -36,13 +36,13 @@ from nomarr_systemd.core.intents import Intent
 from nomarr_systemd.core.plan import is_blamed
 from nomarr_systemd.core.world import Outcome
 from nomarr_systemd.host import clock
-from nomarr_systemd.systemd import journal
 from nomarr_systemd.systemd.manager import (
     ManagerError,
     Refused,
     monotonic_ms,
     timer_of,
 )
+from nomarr_systemd.systemd.notify import feed_watchdog
 from nomarr_systemd.systemd.stop_intent import DOWN_FACTS, WANTED_FACTS, find_run, is_wanted
 
 FRESH_MS: Final = 50
@@ -71,12 +71,14 @@ def act(site: Site, intents: Sequence[Intent]) -> Done:
     changed = _change_incidents(site, intents)
     _hold(site, _pick(intents, do.Hold))
     _book(site, intents)
-    _note_quarantines(site, _pick(intents, do.Quarantine))
+    feed_watchdog()
+    _blame_jobs(site, _pick(intents, do.BlameJobs))
     kept = _spool(site, _pick(intents, do.Spool))
     refused |= _release(site, _pick(intents, do.Release))
     _stop(site, [each.component.unit for each in _pick(intents, do.Stop)])
     refused |= _mask(site, [each.component for each in _pick(intents, do.Mask)])
     refused |= _resume(site, _pick(intents, do.Resume))
+    feed_watchdog()
     timers = [timer_of(each.component) for each in _pick(intents, do.CancelTimer)]
     starts = [each for each in _pick(intents, do.Start) if each.component not in refused]
     started, unwanted = _start(site, starts, timers)
@@ -128,7 +130,7 @@ def _change_incidents(site: Site, intents: Sequence[Intent]) -> bool:
                 changed = True
                 if site.incidents.open(each.incident) == each.incident:
                     text = f"{each.incident.text}, the others wait and are not blamed"
-                    journal.write_incident(each.incident.pool, text, opened=True)
+                    site.journal.write_incident(each.incident.pool, text, opened=True)
             elif isinstance(each, do.Join):
                 site.incidents.add(each.pool, each.member)
             elif isinstance(each, do.Elect):
@@ -166,7 +168,7 @@ def _book(site: Site, intents: Sequence[Intent]) -> None:
     if not wanted:
         return
     for failed in _pick(intents, do.FailPool):
-        journal.write_pool_failure(failed.pool, failed.reason, failed.workers, user=site.paths.user)
+        site.journal.write_pool_failure(failed.pool, failed.reason, failed.workers)
     try:
         with site.store.batch():
             for each in wanted:
@@ -176,7 +178,7 @@ def _book(site: Site, intents: Sequence[Intent]) -> None:
     site.spool.remove(each.entry.death.invocation for each in _pick(intents, do.BookSpooled))
     for close in _pick(intents, do.Close):
         text = f"incident of {close.pool} is closed: {close.why}"
-        journal.write_incident(close.pool, text, opened=False)
+        site.journal.write_incident(close.pool, text, opened=False)
     for book in _pick(intents, do.Book):
         if is_blamed(book.record) and book.component.pool in site.recent:
             site.recent[book.component.pool].append(book.death._replace(at=book.record.moment))
@@ -197,19 +199,21 @@ def _book_one(site: Site, each: Intent) -> None:
             site.incidents.close(pool, why, clock.now())
 
 
-def _note_quarantines(site: Site, intents: Sequence[do.Quarantine]) -> None:
-    """Log each quarantine to the workers that died of it, then note it: after a kill in between it
-    is logged again, not lost. How many restarts each got back is read from the ledger."""
+def _blame_jobs(site: Site, intents: Sequence[do.BlameJobs]) -> None:
+    """Log jobs to the workers that died of them, then note it: after a kill in between it is logged
+    again, not lost. How many restarts each got back is read from the ledger."""
     for each in intents:
         try:
             for component in site.config.components():
                 if component.pool != each.component.pool:
                     continue
+                if not each.quarantined and component != each.component:
+                    continue
                 account = site.ledger.account(component.component_id)
                 back = sum(account.find(run, ("refund",)) is not None for run in each.refund)
                 if back or component == each.component:
-                    journal.write_quarantine(component, each.jobs, back, user=site.paths.user)
-            note_quarantine(site, each)
+                    site.journal.write_blame(component, each, back)
+            note_blame(site, each)
         except StoreError as error:
             _complain(each.component, error)
 
@@ -241,6 +245,7 @@ def _mask(site: Site, components: Sequence[Component]) -> set[Component]:
     except Refused:
         refused = set()
         for component in components:
+            feed_watchdog()
             try:
                 site.manager.mask([component.unit])
             except Refused as error:
@@ -260,7 +265,7 @@ def _resume(site: Site, intents: Sequence[do.Resume]) -> set[Component]:
     done = [each.component for each in intents if each.component not in refused]
     for component in done:
         site.holds.end_resume(component)
-        journal.write_act(component, "resumed", "the end of its pause", user=site.paths.user)
+        site.journal.write_act(component, "resumed", "the end of its pause")
     if done:
         with contextlib.suppress(StoreError):
             names = [each.component_id for each in done]
@@ -334,6 +339,5 @@ def _tell(site: Site, intents: Sequence[Intent]) -> tuple[list[Outcome], set[str
     tells = _pick(intents, do.Tell)
     for each in tells:
         if each.is_new:
-            user = site.paths.user
-            journal.write_decision(each.component, each.record, each.death.line, user=user)
+            site.journal.write_decision(each.component, each.record, each.death.line)
     return tell_supervisor(site, tells, _pick(intents, do.Consult))

@@ -13,13 +13,13 @@ from typing import Any, Final
 from nomarr_systemd.controller.site import Site
 from nomarr_systemd.core.errors import KeyExists, StoreError
 from nomarr_systemd.core.ids import is_run
-from nomarr_systemd.core.intents import Consult, Quarantine, Tell
+from nomarr_systemd.core.intents import BlameJobs, Consult, Tell
 from nomarr_systemd.core.plan import is_blamed
 from nomarr_systemd.core.world import Outcome
 from nomarr_systemd.host import clock
 from nomarr_systemd.live.answers import parse_outcomes
 
-QUARANTINES: Final = "job_crashes"  # runs whose jobs were quarantined and restarts refunded
+BLAMED: Final = "job_crashes"  # runs whose jobs were blamed and restarts refunded
 TIMEOUT_S: Final = 2.0  # it answers within a second, settled or not
 _KEPT_MS: Final = 30 * 86_400_000
 _KEPT: Final = 1000  # notes, and names of jobs in each: 18 kB at most
@@ -43,7 +43,7 @@ def tell_supervisor(
     ]
     told = {each.record.invocation for each in tells}
     unanswered = {each for each in told if each not in settled and is_run(each)}
-    return [each for each in outcomes if each.quarantined or each.fail_pool], unanswered
+    return [each for each in outcomes if each.refund or each.fail_pool], unanswered
 
 
 def _describe_tell(tell: Tell) -> Mapping[str, Any]:
@@ -69,18 +69,18 @@ def _describe_consult(consult: Consult) -> Mapping[str, Any]:
     }
 
 
-def read_quarantines(site: Site, outcomes: Iterable[Outcome]) -> frozenset[str]:
+def read_refunded(site: Site, outcomes: Iterable[Outcome]) -> frozenset[str]:
     """Return the runs among these whose restarts were refunded already."""
     with contextlib.suppress(StoreError):
         return frozenset(
             each.invocation
             for each in outcomes
-            if each.quarantined and site.store.get(QUARANTINES, each.invocation) is not None
+            if each.refund and site.store.get(BLAMED, each.invocation) is not None
         )
     return frozenset()
 
 
-def note_quarantine(site: Site, intent: Quarantine) -> None:
+def note_blame(site: Site, intent: BlameJobs) -> None:
     """Note that restarts were refunded for these jobs; remove old notes."""
     now_ms = clock.now().wall_ms
     document = {
@@ -91,9 +91,9 @@ def note_quarantine(site: Site, intent: Quarantine) -> None:
         "component_id": intent.component.component_id,
     }
     with contextlib.suppress(KeyExists):
-        site.store.insert(QUARANTINES, document)
-    site.store.prune(QUARANTINES, "wall_ms", now_ms - _KEPT_MS)
-    too_many = site.store.count(QUARANTINES, {}) - _KEPT
+        site.store.insert(BLAMED, document)
+    site.store.prune(BLAMED, "wall_ms", now_ms - _KEPT_MS)
+    too_many = site.store.count(BLAMED, {}) - _KEPT
     if too_many > 0:
-        for old in site.store.find(QUARANTINES, order="wall_ms", limit=too_many):
-            site.store.delete(QUARANTINES, old["_key"])
+        for old in site.store.find(BLAMED, order="wall_ms", limit=too_many):
+            site.store.delete(BLAMED, old["_key"])

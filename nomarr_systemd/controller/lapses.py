@@ -15,6 +15,7 @@ from nomarr_systemd.core.account import Account
 from nomarr_systemd.core.death import exit_words
 from nomarr_systemd.core.ids import UNIT_PREFIX, UNIT_SUFFIX, WANTED_PREFIX, Component
 from nomarr_systemd.systemd.manager import read_timer, timer_of
+from nomarr_systemd.systemd.needs import find_lacking
 from nomarr_systemd.systemd.stop_intent import (
     find_run,
     has_begun,
@@ -25,7 +26,6 @@ from nomarr_systemd.systemd.stop_intent import (
 Facts = Mapping[str, str]
 Accounts = Mapping[str, Account] | None  # None: the ledger is away
 _EXIT_FACTS: Final = ("ExecMainCode", "ExecMainStatus")
-_NEEDS: Final = ("Requires", "Requisite", "BindsTo")
 _CONDITIONS: Final = "its own start conditions, which are not met"
 
 
@@ -97,21 +97,11 @@ def find_lacks(
             not has_begun(unit, wanted) or _was_started(each, unit["InvocationID"], accounts)
         ):
             asked.append(each)
-    if not asked:
-        return {}
-    needs = site.manager.show([each.unit for each in asked], _NEEDS)
-    names = {name for facts in needs.values() for text in facts.values() for name in text.split()}
-    states = site.manager.show(sorted(names), ("LoadState", "ActiveState"))
+    lacking = find_lacking(site.manager, [each.unit for each in asked])
     found = {}
     for each in asked:
-        lacking = []
-        for name in sorted({name for text in needs[each.unit].values() for name in text.split()}):
-            load, active = states[name]["LoadState"], states[name]["ActiveState"]
-            if active != "active":
-                lacking.append((active != "failed", name, active if load == "loaded" else load))
-        if lacking:
-            _, name, state = min(lacking)
-            found[each] = f"{name}, which is {state}"
+        if each.unit in lacking:
+            found[each] = lacking[each.unit]
         elif shown[each.unit]["ConditionResult"] == "no":
             found[each] = _CONDITIONS
     return found

@@ -16,7 +16,7 @@ from typing import Final
 
 from nomarr_systemd.controller.act import Done, LedgerUnwritable, act
 from nomarr_systemd.controller.canaries import Canaries, has_open_incident, observe_canaries
-from nomarr_systemd.controller.log import ERROR, log
+from nomarr_systemd.controller.log import ERROR, log, never_wait
 from nomarr_systemd.controller.observe import find_unheard, observe
 from nomarr_systemd.controller.reports import (
     DUE,
@@ -36,6 +36,7 @@ from nomarr_systemd.host import clock
 from nomarr_systemd.host.configuration import read_applied
 from nomarr_systemd.host.layout import Paths
 from nomarr_systemd.host.program_options import PLACES, parse_options
+from nomarr_systemd.systemd.journal_socket import JournalSocket
 from nomarr_systemd.systemd.manager import (
     RECONCILER,
     SUPERVISOR,
@@ -43,11 +44,12 @@ from nomarr_systemd.systemd.manager import (
     ManagerError,
     monotonic_ms,
 )
-from nomarr_systemd.systemd.notify import listen_fds, notify
+from nomarr_systemd.systemd.notify import feed_watchdog, listen_fds, notify, watchdog_s
 
 USAGE: Final = f"usage: nomarr-controller {PLACES} [--reconcile]"
 IDLE_S: Final = 30.0
 LOOK_AGAIN_S: Final = 0.5  # between two observations of a canary
+FLUSH_MS: Final = 1000  # between two tries to send what journald could not take
 LOOK_AT_ALL_MS: Final = 10_000  # between two observations of its pool, if no report comes
 SOON: Final = "nomarr-reconcile-soon.timer"
 PAUSE_END: Final = "nomarr-pause-end.timer"  # transient
@@ -102,6 +104,7 @@ def _handle(
     """Observe, plan and act until nothing is left to do; True as in ``run``."""
     owes, outcomes, asked = False, tuple[Outcome, ...](), frozenset[str]()
     for _ in range(_PASSES):
+        feed_watchdog()
         world = observe(site, deaths, who, due=due, outcomes=outcomes, asked=asked, resumed=resumed)
         done, world = _carry_out(site, world)
         _clear_seen(site, deaths, world)
@@ -122,6 +125,7 @@ def _handle_each(
     for death in deaths:
         reports.setdefault(death.component, []).append(death)
     for component, own in reports.items():
+        feed_watchdog()
         try:
             rang = [each for each in due if each == component]
             asked = frozenset(each.invocation for each in own)  # it is not asked about them
@@ -187,6 +191,7 @@ def serve(site: Site, fifo: int, applied: Stamp, *, idle_s: float = IDLE_S) -> b
                 pass
         if find_stamp(site.paths) != applied:
             return True
+        feed_watchdog()
         with site.alone():
             # While an incident is open, only its canary is watched: a pool takes many questions.
             is_old = monotonic_ms() - looked_ms > LOOK_AT_ALL_MS
@@ -201,18 +206,33 @@ def serve(site: Site, fifo: int, applied: Stamp, *, idle_s: float = IDLE_S) -> b
             return False
         # While this process does not read, systemd would queue all its signals for it.
         site.manager.close()
-        rang = bool(poll.poll((LOOK_AGAIN_S if is_busy else idle_s) * 1000))
+        rang = _wait(site, poll, LOOK_AGAIN_S if is_busy else idle_s)
         # Before it exits, it observes every worker.
         everybody = not rang and not is_busy
 
 
+def _wait(site: Site, poll: select.poll, wait_s: float) -> bool:
+    """Wait for a report; True if one came. Journal entries that wait for journald are sent."""
+    ends_ms = monotonic_ms() + round(wait_s * 1000)
+    feed_ms = round((watchdog_s() or wait_s) * 500)
+    while True:
+        feed_watchdog()
+        left_ms = min(max(0, ends_ms - monotonic_ms()), feed_ms)
+        is_late = not site.journal.socket.flush()
+        if poll.poll(min(left_ms, FLUSH_MS) if is_late else left_ms):
+            return True
+        if monotonic_ms() >= ends_ms:
+            return False
+
+
 def _arm(site: Site, *, owes: bool) -> None:
-    """Have the reconciler run in a minute if something is owed; else it runs every hour.
+    """Have the reconciler run in a minute if something is owed, or journald takes no entries; else
+    it runs every hour.
 
     systemd itself arms the timer at every failure of a worker.
     """
     with contextlib.suppress(ManagerError):
-        if owes:
+        if owes or not site.journal.socket.flush():
             site.manager.restart(SOON)  # a start would do nothing while it runs this very program
         else:
             site.manager.queue_all(stop=[SOON])
@@ -278,7 +298,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         log(ERROR, USAGE)
         return 2
     paths, flags = options
-    os.set_blocking(2, False)
+    never_wait(JournalSocket(paths.kept_entries))
     try:
         work = _choose(flags)
         while True:

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from nomarr_systemd.config.values import Config
 from nomarr_systemd.controller.canaries import find_healthy
 from nomarr_systemd.controller.deaths import make_deaths
-from nomarr_systemd.controller.job_outcomes import read_quarantines
+from nomarr_systemd.controller.job_outcomes import read_refunded
 from nomarr_systemd.controller.lapses import find_down, find_lacks, find_lapses
 from nomarr_systemd.controller.log import ERROR, log
 from nomarr_systemd.controller.reports import Report, write_report
@@ -128,7 +128,7 @@ def _observe(
         spooled,
         resumed,
         tuple(outcomes),
-        read_quarantines(site, outcomes),
+        read_refunded(site, outcomes),
         asked,
         "away" if seen.accounts is None else "sound",
         shown[SUPERVISOR]["ActiveState"] == "active",

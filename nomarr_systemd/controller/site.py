@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Final
 
 from nomarr_systemd.config.values import Config
+from nomarr_systemd.controller.log import ERROR, log
 from nomarr_systemd.core.death import Death
 from nomarr_systemd.host.files import locked
 from nomarr_systemd.host.holds import Holds
@@ -19,7 +21,11 @@ from nomarr_systemd.ledger.public import open_policy_store
 from nomarr_systemd.ledger.spool import Spool
 from nomarr_systemd.live.client import MAX_BRIEF, Batch
 from nomarr_systemd.store.protocol import Store
+from nomarr_systemd.systemd.journal import Journal
 from nomarr_systemd.systemd.manager import Manager
+from nomarr_systemd.systemd.notify import feed_watchdog
+
+_LOCK_PATIENCE_S: Final = 20.0
 
 
 class Site:
@@ -31,6 +37,7 @@ class Site:
         self.manager = manager
         self.spool = Spool(paths.spool)
         self.holds = Holds(paths.hold)
+        self.journal = Journal(paths)
         self.recent: dict[str, list[Death]] = {}  # by pool: booked and blamed in the last seconds
         self.observed_ms = 0  # when systemd was last asked about all that matters, monotonic
         self.ask_anew()
@@ -57,8 +64,16 @@ class Site:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Let one process act at a time: doing a thing twice is harmless, but is logged twice."""
-        with locked(self.paths.lock):
+        """Let one process act at a time: doing a thing twice is harmless, but is logged twice.
+        While another one acts, the watchdog is fed: a restart of this program would not help."""
+        with contextlib.ExitStack() as stack:
+            while True:
+                try:
+                    stack.enter_context(locked(self.paths.lock, _LOCK_PATIENCE_S))
+                    break
+                except TimeoutError as error:
+                    log(ERROR, "another program keeps this one from acting", lock=error)
+                    feed_watchdog()
             yield
 
     def forget_store(self) -> None:

@@ -42,6 +42,13 @@ class Statistics(NamedTuple):
     rate_per_s: float  # window_restarts over the window
     recoveries: int  # restarts after which it ran stably
 
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "total_restarts": self.total_restarts,
+            "restarts_per_hour": round(self.rate_per_s * 3600, 3),
+            "recoveries": self.recoveries,
+        }
+
 
 class Account(NamedTuple):
     """One document of ``worker_restart_policy``."""

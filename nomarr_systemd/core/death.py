@@ -57,7 +57,7 @@ class Death(NamedTuple):
     held: str = ""  # why the worker may not start: paused, held, masked
     supervisor_away: bool = False  # the supervisor was inactive, or is newer than this run
     incident: str = ""  # the open incident that this death is part of
-    job_at_fault: str = ""  # a job was quarantined for it: no limit applies to the restart
+    job_at_fault: str = ""  # a job that it was blamed on: no limit applies to the restart
 
     @property
     def run(self) -> str:

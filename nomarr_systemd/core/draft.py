@@ -35,7 +35,7 @@ class Draft:
         self.holds = {name: worker.hold for name, worker in self.workers.items()}
         self.incidents = dict(world.incidents)
         self.early: set[str] = set()  # workers whose backoff is cut short
-        self.at_fault: dict[str, str] = {}  # runs that died of a quarantined job, and the text
+        self.at_fault: dict[str, str] = {}  # runs whose death a job is blamed for, and the text
 
     def do(self, *intents: Intent) -> None:
         self.intents += intents

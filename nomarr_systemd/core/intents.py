@@ -85,13 +85,14 @@ class MarkFailed(NamedTuple):
     why: str
 
 
-class Quarantine(NamedTuple):
+class BlameJobs(NamedTuple):
     """Note and log that restarts were refunded for jobs of this run."""
 
     component: Component
     invocation: str
     jobs: tuple[str, ...]
     refund: tuple[str, ...] = ()  # invocations
+    quarantined: bool = True  # False: they have failed, and are not tried again
 
 
 class Consult(NamedTuple):
@@ -164,12 +165,12 @@ class Clear(NamedTuple):
 ORDER: Final = (
     *(Schedule, OpenIncident, Join, Elect, Hold),
     (Book, BookSpooled, Refund, MarkFailed, Close),
-    *(Quarantine, Spool, Release, Stop, Mask, Resume, Start, CancelTimer, Note, Tell, Consult),
+    *(BlameJobs, Spool, Release, Stop, Mask, Resume, Start, CancelTimer, Note, Tell, Consult),
     Clear,
 )
 
 Intent = (
     Schedule | OpenIncident | Join | Elect | Close | Hold | Release | Book | BookSpooled
-    | Spool | Refund | MarkFailed | Quarantine | Stop | Mask | Resume | Start | CancelTimer | Note
+    | Spool | Refund | MarkFailed | BlameJobs | Stop | Mask | Resume | Start | CancelTimer | Note
     | Tell | Consult | FailPool | Clear
 )  # fmt: skip

@@ -29,6 +29,7 @@ UNREPORTED: Final = "ended, and no cause was reported in time"
 
 POOL_FAILED: Final = "its pool failed: "  # prefix of the reason for which workers are masked
 _QUARANTINED: Final = re.compile(r"job (\S+) was quarantined")
+_FAILED: Final = re.compile(r"job (\S+) failed for it")
 _KEY: Final = re.compile(r"[a-z][a-z0-9_]{0,30}:[a-z0-9]{1,48}:[0-9a-f]{24}")
 
 MAX_CRASHES: Final = 20  # crashes that a job's record keeps
@@ -87,6 +88,7 @@ class Outcome(NamedTuple):
     refund: tuple[str, ...] = ()
     fail_pool: str = ""
     counted: bool = False  # as a crash of the pool
+    failed: tuple[str, ...] = ()  # keys of jobs that failed for this death and are not tried again
 
     def to_dict(self) -> dict[str, Any]:
         """The form of the pool's books and of ``settled`` events."""
@@ -128,9 +130,23 @@ def describe_quarantine(key: str) -> str:
     return f"job {key} was quarantined"
 
 
+def describe_failed(key: str) -> str:
+    """The reason of a refund for a job that was not quarantined, and for ``find_failed``."""
+    return f"job {key} failed for it"
+
+
 def find_quarantined(text: str) -> str:
-    """The key of the job in the reason of a refund; empty if there is none."""
-    found = _QUARANTINED.match(text)
+    """The key of the quarantined job in the reason of a refund; empty if there is none."""
+    return _find_key(_QUARANTINED, text)
+
+
+def find_failed(text: str) -> str:
+    """The key of the failed job in the reason of a refund; empty if there is none."""
+    return _find_key(_FAILED, text)
+
+
+def _find_key(pattern: re.Pattern[str], text: str) -> str:
+    found = pattern.match(text)
     return found[1] if found and _KEY.fullmatch(found[1]) else ""
 
 
@@ -138,6 +154,11 @@ def release_command(key: str) -> str:
     """The command that ends a quarantine; empty unless ``key`` is a job's: a person may paste it
     into a shell, and the key may come from a program that is not trusted."""
     return f"nomarrctl jobs quarantine release {key}" if _KEY.fullmatch(key) else ""
+
+
+def retry_command(key: str) -> str:
+    """The command that has a failed job tried again; empty as for ``release_command``."""
+    return f"nomarrctl jobs retry {key}" if _KEY.fullmatch(key) else ""
 
 
 def claim_key(job: str) -> str:
@@ -243,6 +264,7 @@ def settle(
     before = known or Outcome(end.component_id, end.invocation)
     changed = []
     settled, refund = list(before.settled), list(before.refund)
+    is_counted = before.counted or end.counted
     for doc in jobs:
         if is_in_hand(doc, end.invocation):
             doc = settle_job(doc, end, pool.crash_policy, pool.job_max_crashes)
@@ -252,17 +274,22 @@ def settle(
         settled.append(Settled(doc["_key"], doc["path"], doc["status"]))
         if doc["status"] == "quarantined":
             refund += [each.invocation for each in crashes_of(doc)]
+    is_new_crash = end.counted and not before.counted
+    crashes = 0 if end.pool_stopped else books["crashes"] + is_new_crash
+    crashes = max(0, crashes - len(set(refund) - set(before.refund)))
+    failed = [each.job for each in settled if each.status == "error"]
+    if pool.crash_policy != "restart-fail-in-flight" or not is_counted:
+        failed = []
     outcome = before._replace(
         settled=tuple(dict.fromkeys(settled)),
         quarantined=tuple(
             dict.fromkeys(each.job for each in settled if each.status == "quarantined")
         ),
-        refund=tuple(dict.fromkeys(refund)),
-        counted=before.counted or end.counted,
+        # The pool's count keeps a death for which a job failed; the worker's does not.
+        refund=tuple(dict.fromkeys([*refund, *([end.invocation] if failed else ())])),
+        counted=is_counted,
+        failed=tuple(dict.fromkeys(failed)),
     )
-    is_new_crash = end.counted and not before.counted
-    crashes = 0 if end.pool_stopped else books["crashes"] + is_new_crash
-    crashes = max(0, crashes - len(set(outcome.refund) - set(before.refund)))
     books = books | {"crashes": crashes}
     if is_new_crash and not outcome.quarantined:
         outcome = outcome._replace(fail_pool=_judge_pool(pool, crashes, end))

@@ -19,7 +19,12 @@ from nomarr_systemd.core.draft import Draft, make_failed_start
 from nomarr_systemd.core.ids import is_run
 from nomarr_systemd.core.incident_plan import find_outage, look_after_incidents, screen
 from nomarr_systemd.core.intents import Intent
-from nomarr_systemd.core.job import POOL_FAILED, describe_quarantine
+from nomarr_systemd.core.job import (
+    POOL_FAILED,
+    describe_failed,
+    describe_quarantine,
+    find_failed,
+)
 from nomarr_systemd.core.ledger_record import Record
 from nomarr_systemd.core.start_table import Owed, due_in_ms, judge, retry_in_ms
 from nomarr_systemd.core.time import Moment, age_ms
@@ -70,15 +75,18 @@ def _take_outcomes(draft: Draft) -> None:
         worker = draft.workers.get(outcome.component_id)
         if worker is None:
             continue
-        if outcome.quarantined:
-            why = describe_quarantine(outcome.quarantined[0])
+        jobs = outcome.quarantined or outcome.failed
+        if jobs:
+            describe = describe_quarantine if outcome.quarantined else describe_failed
+            why = describe(jobs[0])
             draft.at_fault |= dict.fromkeys(outcome.refund, why)
-        if outcome.quarantined and outcome.invocation not in draft.world.quarantines:
+        if jobs and outcome.invocation not in draft.world.refunded:
             for other in draft.pool(worker.component.pool):
                 for run in outcome.refund:
                     draft.refund(other, run, why)
-            jobs = outcome.quarantined
-            draft.do(do.Quarantine(worker.component, outcome.invocation, jobs, outcome.refund))
+            is_set_aside = bool(outcome.quarantined)
+            blame = (outcome.invocation, jobs, outcome.refund, is_set_aside)
+            draft.do(do.BlameJobs(worker.component, *blame))
         if outcome.fail_pool:
             _fail_pool(draft, worker, outcome)
         draft.do(do.Clear(worker.component, outcome.invocation))
@@ -93,7 +101,7 @@ def _fail_pool(draft: Draft, worker: Worker, outcome: Outcome) -> None:
     if known is None or known.fails_after is None or death is None or not is_blamed(death):
         return
     accounts = [draft.accounts[each.component.component_id] for each in draft.pool(pool)]
-    crashes = sum(each.restart_count + (each.failure_reason is not None) for each in accounts)
+    crashes = sum(map(_count_crashes, accounts))
     if crashes <= known.fails_after:
         return
     down = []
@@ -113,6 +121,18 @@ def _fail_pool(draft: Draft, worker: Worker, outcome: Outcome) -> None:
         draft.accounts[name] = book_keeping.mark_failed(
             draft.accounts[name], why, draft.now, invocation=outcome.invocation
         )
+
+
+def _count_crashes(account: Account) -> int:
+    """Count the deaths since the last reset, also those for which a job failed; not those for which
+    one was quarantined."""
+    count = account.restart_count + (account.failure_reason is not None)
+    for record in account.records:
+        if record.action == "reset":
+            count = account.restart_count + (account.failure_reason is not None)
+        elif record.action == "refund" and find_failed(record.text):
+            count += 1
+    return count
 
 
 def _was_reset_since(account: Account, then: Moment, now: Moment) -> bool:

@@ -76,6 +76,7 @@ class Outcome(NamedTuple):
     quarantined: tuple[str, ...] = ()
     refund: tuple[str, ...] = ()  # invocations
     fail_pool: bool = False
+    failed: tuple[str, ...] = ()  # jobs that failed for this death and are not tried again
 
 
 class World(NamedTuple):
@@ -89,7 +90,7 @@ class World(NamedTuple):
     spooled: tuple[Spooled, ...] = ()  # oldest first
     resumed: Mapping[str, str] = {}  # pools whose incident a person ends, and the reason
     outcomes: tuple[Outcome, ...] = ()
-    quarantines: frozenset[str] = frozenset()  # invocations whose restarts were refunded
+    refunded: frozenset[str] = frozenset()  # runs whose outcomes were refunded
     asked: frozenset[str] = frozenset()  # runs about which the supervisor was asked before a mask
     ledger: Literal["sound", "read-only", "away"] = "sound"
     supervisor_active: bool = True

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Final
 
 _RETRY_S: Final = 0.002
+_MAX_RETRY_S: Final = 0.02
 
 
 def write_durably(path: str, content: bytes, *, mode: int = 0o600) -> None:
@@ -81,6 +82,7 @@ def locked(path: str, patience_s: float | None = None) -> Iterator[None]:
 
 def _lock_within(fd: int, path: str, patience_s: float) -> None:
     deadline = time.monotonic() + patience_s
+    retry_s = _RETRY_S
     while True:
         try:
             return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -88,4 +90,5 @@ def _lock_within(fd: int, path: str, patience_s: float) -> None:
             if time.monotonic() >= deadline:
                 why = f"it stayed locked for {patience_s:g} s"
                 raise TimeoutError(errno.ETIMEDOUT, why, path) from error
-        time.sleep(_RETRY_S)
+        time.sleep(retry_s)
+        retry_s = min(retry_s * 1.2, _MAX_RETRY_S)

@@ -62,6 +62,11 @@ class Paths(NamedTuple):
         return f"{self.runtime}/nomarr/untold"
 
     @property
+    def kept_entries(self) -> str:
+        """Journal entries that journald could not take yet."""
+        return f"{self.runtime}/nomarr/journal"
+
+    @property
     def lock(self) -> str:
         """Locked by programs that decide or act on workers: controller, reconciler, nomarrctl."""
         return f"{self.runtime}/nomarr/lock"

@@ -56,6 +56,7 @@ class JobsOutcome(NamedTuple):
     quarantined: tuple[str, ...]
     refund: tuple[str, ...]
     fail_pool: bool  # not trusted: the plan counts for itself
+    failed: tuple[str, ...] = ()
 
 
 def parse_workers(answer: Answer) -> dict[str, LiveWorker] | None:
@@ -146,6 +147,7 @@ def parse_outcomes(answer: Answer) -> dict[str, JobsOutcome]:
             _texts(each.get("quarantined")),
             _texts(each.get("refund")),
             bool(each.get("fail_pool")),
+            _texts(each.get("failed")),
         )
         for run, each in outcomes.items()
         if isinstance(each, dict) and each.get("settled") is True

@@ -17,7 +17,7 @@ from nomarr_systemd.live import client
 from nomarr_systemd.operate import controlling
 from nomarr_systemd.operate.job_store import forget_pool_failure
 from nomarr_systemd.operate.waiting import FACTS, Facts, Tell, is_down, is_idle, wait_for
-from nomarr_systemd.systemd import journal
+from nomarr_systemd.systemd.journal import Journal
 from nomarr_systemd.systemd.manager import Manager, monotonic_ms, queue, timer_of
 
 _TELL_SUPERVISOR_MS: Final = 2000  # for all workers together, if the supervisor is slow
@@ -48,6 +48,7 @@ class _Act:
         self.by = name_person()
         self.holds = Holds(scope.paths.hold)
         self.manager = Manager(user=scope.user)
+        self.journal = Journal(scope.paths)
         self._results: dict[Component, Result] = {}
         self._warnings: list[str] = []
 
@@ -69,7 +70,7 @@ class _Act:
         for worker in workers:
             self._results[worker] = Result(worker, word, text or word)
             if log:
-                journal.write_act(worker, word, self.by, user=self.scope.user)
+                self.journal.write_act(worker, word, self.by)
 
     def report(self) -> Report:
         results = [self._results[worker] for worker in sorted(self._results)]

@@ -6,11 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from nomarr_systemd.config.values import Config
 from nomarr_systemd.core import account as book_keeping
 from nomarr_systemd.core.account import Account, Statistics
+from nomarr_systemd.core.death import ENDED
 from nomarr_systemd.core.ids import Component
 from nomarr_systemd.core.ledger_record import DECISIONS, Record, crash_word
 from nomarr_systemd.core.policy import LastChance, Rules, find_last_chance
@@ -22,7 +23,10 @@ from nomarr_systemd.ledger.public import Published, read_published
 from nomarr_systemd.live import client
 from nomarr_systemd.live.answers import LiveWorker, parse_supervisor, parse_workers
 from nomarr_systemd.operate.choose import choose
+from nomarr_systemd.systemd import stop_intent
 from nomarr_systemd.systemd.manager import SUPERVISOR, Manager, monotonic_ms
+from nomarr_systemd.systemd.needs import find_lacking
+from nomarr_systemd.systemd.stop_intent import WANTED_FACTS
 
 FACTS: Final = (
     "ActiveState",
@@ -31,8 +35,15 @@ FACTS: Final = (
     "Result",
     "MainPID",
     "InvocationID",
+    "Job",
     "ActiveEnterTimestampMonotonic",
+    *stop_intent.UNIT_FACTS,
 )
+# Why a worker is down: a person stopped it; it ended well and may; something has to come first; a
+# restart is due; nothing will start it.
+Idle = Literal["", "stopped", "finished", "waiting", "restarting", "lost"]
+_SICK: Final = ("unhealthy", "recovering", "crashed", "failed")
+_DOWN: Final = ("inactive", "failed")
 
 
 class View(NamedTuple):
@@ -68,19 +79,67 @@ class View(NamedTuple):
     last_frame_wall_ms: int | None = None
     metrics: Mapping[str, float] = MappingProxyType({})  # of its last frame
     statistics: Statistics = Statistics(0, 0, 0, 0.0, 0)
+    idle: Idle = ""
+    needs: str = ""  # of one that is down: a unit that it requires and that is not active
 
     @property
     def state(self) -> str:
-        """One word: systemd's state if it does not run, else its health."""
+        """One word: why it does not run, or systemd's state, or else its health."""
         if self.load == "masked":
             return "masked"
         if self.held and self.active != "active":
             return "paused" if self.held.startswith("paused") else "held"
         if self.active == "active":
             return self.health or "active"
-        if self.active == "failed" and self.next_restart_ms is not None:
-            return "restarting"
-        return self.active
+        return self.active if self.idle in ("", "lost") else self.idle
+
+    @property
+    def is_healthy(self) -> bool:
+        return self.active == "active" and self.health == "healthy" and not self.disagreement
+
+    @property
+    def trouble(self) -> str:
+        """What is wrong with it, in one sentence; empty if it runs well, or is down because a
+        person, its settings or its end want that."""
+        if self.load == "masked":
+            return f"failed for good: {self.failure_reason or 'masked, and nobody knows why'}"
+        if self.load not in ("loaded", ""):
+            return f"systemd cannot load its unit: {self.load}"
+        if self.held.startswith("paused"):
+            return ""
+        if self.held:
+            return f"held: {self.held}"
+        if self.active in _DOWN:
+            return self._explain_down()
+        if self.ledger_problem:
+            return self.ledger_problem
+        if self.disagreement:
+            return f"systemd and its pipe disagree: {self.disagreement}"
+        if self.active == "active" and self.health in _SICK:
+            return f"{self.health}, {self.phase}" if self.phase else self.health
+        return describe_last_chance(self.last_chance) if self.last_chance else ""
+
+    def _explain_down(self) -> str:
+        match self.idle:
+            case "restarting":
+                return "it failed, and its restart is due"
+            case "waiting":
+                needed = f"it needs {self.needs}" if self.needs else ""
+                return f"it waits: {needed or (self.last.text if self.last else '')}"
+            case "stopped":
+                return f"it was stopped with {self.needs}" if self.needs else ""
+            case "finished":
+                return ""
+            case _:
+                return f"it is {self.active}, and nothing will start it"
+
+    @property
+    def rank(self) -> int:
+        """Its place among others, the worst first."""
+        if self.trouble:
+            is_up = self.active not in _DOWN and self.load != "masked"
+            return 2 if is_up else 1 if self.state in ("restarting", "held", "waiting") else 0
+        return 5 if self.is_healthy else 4 if self.active in _DOWN else 3
 
     def to_json(self) -> dict[str, Any]:
         worker, last = self.worker, self.last
@@ -90,6 +149,7 @@ class View(NamedTuple):
             "instance": worker.instance,
             "unit": worker.unit,
             "state": self.state,
+            "trouble": self.trouble or None,
             "load": self.load,
             "active": self.active,
             "sub": self.sub,
@@ -118,7 +178,7 @@ class View(NamedTuple):
             "ledger_problem": self.ledger_problem or None,
             "last_frame_wall_ms": self.last_frame_wall_ms,
             "metrics": dict(self.metrics) or None,
-            "statistics": None if self.ledger_problem else describe_statistics(self.statistics),
+            "statistics": None if self.ledger_problem else self.statistics.to_json(),
             "last_crash": last
             and {
                 "class": last.kind,
@@ -141,17 +201,26 @@ class Overview(NamedTuple):
     supervisor: dict[str, int]
     supervisor_unit: str  # its ActiveState
     user: bool
+    total: int  # of workers, also if only those in trouble are shown
+    problems: bool = False  # only those in trouble are shown
 
 
-def look(scope: Scope, config: Config, names: Sequence[str]) -> Overview:
-    """The named workers, or all of them; there may be none."""
-    return gather(scope, config, choose(config, names) if names else config.components())
+def look(scope: Scope, config: Config, names: Sequence[str], *, problems: bool = False) -> Overview:
+    """The named workers, or all of them; there may be none. ``problems``: only those in trouble."""
+    found = gather(scope, config, choose(config, names) if names else config.components())
+    if problems:
+        views = sorted((each for each in found.views if each.trouble), key=lambda each: each.rank)
+        return found._replace(views=views, problems=True)
+    return found
 
 
 def gather(scope: Scope, config: Config, workers: Sequence[Component]) -> Overview:
     """Ask systemd, the supervisor and the published ledger, once each."""
     manager = Manager(user=scope.user)
     shown = manager.show([*(worker.unit for worker in workers), SUPERVISOR], FACTS)
+    down = [each for each in workers if shown[each.unit]["ActiveState"] in _DOWN]
+    wanted = manager.show([each.wanted_unit for each in down], WANTED_FACTS)
+    lacking = find_lacking(manager, [each.unit for each in down])
     answer = client.ask(scope.paths.live, {"op": "snapshot"})
     live = parse_workers(answer) or {}
     holds = Holds(scope.paths.hold)
@@ -162,22 +231,17 @@ def gather(scope: Scope, config: Config, workers: Sequence[Component]) -> Overvi
         said = live.get(worker.component_id)
         held = holds.read(worker)
         known = read_published(scope.paths.public, worker)
-        views.append(_view(worker, config, facts, said, held, known, now))
+        view = _view(worker, config, facts, said, held, known, now)
+        if worker in down:
+            view = _explain(view, facts, wanted[worker.wanted_unit], lacking.get(worker.unit, ""))
+        views.append(view)
     return Overview(
         views,
         parse_supervisor(answer),
         shown[SUPERVISOR].get("ActiveState", ""),
         scope.user,
+        len(views),
     )
-
-
-def describe_statistics(statistics: Statistics) -> dict[str, Any]:
-    """The totals of an account, for scripts."""
-    return {
-        "total_restarts": statistics.total_restarts,
-        "restarts_per_hour": round(statistics.rate_per_s * 3600, 3),
-        "recoveries": statistics.recoveries,
-    }
 
 
 def last_failure(account: Account) -> Record | None:
@@ -225,14 +289,6 @@ def _view(
     stats = book_keeping.statistics(account, rules.window_s, now)
     is_masked = facts["LoadState"] == "masked"
     last = last_failure(account)
-    is_waiting = (
-        facts["ActiveState"] == "failed"
-        and not held
-        and last is not None
-        and last.action == "restart"
-        and last.effect in ("pending", "scheduled")
-        and last.invocation.partition("#")[0] == facts["InvocationID"]
-    )
     is_up = facts["ActiveState"] == "active"
     since_ms = int(facts.get("ActiveEnterTimestampMonotonic") or 0) // 1000
     return View(
@@ -253,7 +309,7 @@ def _view(
         rules.window_s,
         book_keeping.count_lifetime(account, rules, now),
         rules.max_lifetime_restarts,
-        due_in_ms(last, now) if is_waiting and last else None,
+        None,
         account.failure_reason or "",
         last,
         age_ms(last.moment, now) if last else None,
@@ -265,6 +321,27 @@ def _view(
         said.metrics if said and is_up else {},
         stats,
     )
+
+
+def _explain(view: View, facts: dict[str, str], wanted: dict[str, str], lacks: str) -> View:
+    """Say why a worker is down, by what systemd shows and by the last decision about its run."""
+    last = view.last
+    run = stop_intent.find_run(facts, wanted)
+    if last is not None and last.invocation.partition("#")[0] != run:
+        last = None
+    is_owed = last is not None and last.effect != "done"
+    idle: Idle = "lost"
+    if not stop_intent.is_wanted(wanted):
+        idle = "stopped"
+    elif last and last.action == "ignore" and last.kind == ENDED.kind:
+        idle = "finished"
+    elif last and last.action == "restart" and is_owed:
+        idle = "restarting"
+    elif last and last.action == "hold" and is_owed:
+        idle = "waiting"
+    is_due = idle == "restarting" and not view.held
+    due_ms = due_in_ms(last, clock.now()) if last and is_due else None
+    return view._replace(idle=idle, needs=lacks, next_restart_ms=due_ms)
 
 
 def _compare(facts: dict[str, str], said: LiveWorker) -> str:

@@ -7,7 +7,13 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from nomarr_systemd.core.death import BY_SIGKILL, BY_SIGSYS, EX_CONFIG, EX_SOFTWARE, EX_TEMPFAIL
-from nomarr_systemd.core.job import POOL_FAILED, find_quarantined, release_command
+from nomarr_systemd.core.job import (
+    POOL_FAILED,
+    find_failed,
+    find_quarantined,
+    release_command,
+    retry_command,
+)
 from nomarr_systemd.postmortem.report_model import DeathFacts, Report
 
 CONTRACT: Final = "man nomarr-worker@.service"
@@ -106,8 +112,15 @@ def _for_living(report: Report, systemctl: str) -> Iterator[Advice]:
 def _for_quarantine(report: Report, invocation: str, ours: str) -> Iterator[Advice]:
     """Advice if the restart after this death was given back because of its job."""
     refund = report.witnesses.account.find(invocation, ("refund",))
-    key = find_quarantined(refund.text) if refund else ""
-    if key:
+    text = refund.text if refund else ""
+    if key := find_failed(text):
+        text = f"Its job {key} failed for it, and the restart is given back. To see the job:"
+        yield Advice(text, f"{ours} jobs show {key}")
+        yield Advice(
+            "When it is mended, have it tried again:",
+            retry_command(key).replace("nomarrctl", ours, 1),
+        )
+    elif key := find_quarantined(text):
         text = f"Its job {key} was quarantined, and the restart is given back. To see the job:"
         yield Advice(text, f"{ours} jobs show {key}")
         release = release_command(key).replace("nomarrctl", ours, 1)

@@ -53,10 +53,7 @@ def to_json(report: Report) -> dict[str, Any]:
             "line": report.now,
             **_describe_run(witnesses),
         },
-        "statistics": {
-            "total_restarts": witnesses.account.total_restarts,
-            "recoveries": witnesses.account.recoveries,
-        },
+        "statistics": witnesses.statistics.to_json(),
         "death": death and death.to_dict(),
         "trace": trace
         and {
@@ -247,9 +244,23 @@ def _list_facts(report: Report, *, absolute: bool) -> Iterator[tuple[str, str]]:
         yield "core dump", f"coredumpctl info {dump.pid}{kept}"
     for need in report.broken:
         yield "needs", need
+    if restarts := _describe_restarts(report.witnesses):
+        yield "restarts", restarts
     yield "now", describe_now(report.witnesses, absolute=True) if absolute else report.now
     if doing := describe_doing(report.witnesses, absolute=absolute):
         yield "doing", doing
+
+
+def _describe_restarts(witnesses: Witnesses) -> str:
+    """Return the statistics of its account in one line; empty if it was never restarted."""
+    total, _, recent, _, recoveries = witnesses.statistics
+    if not total:
+        return ""
+    within = describe_ms(round(witnesses.window_s * 1000))
+    rate = witnesses.statistics.rate_per_s * 3600
+    often = f"{recent} within {within}, {rate:.3g} per hour" if recent else f"none within {within}"
+    stable = "1 time" if recoveries == 1 else f"{recoveries} times"
+    return f"{total} in all, {often}; it ran stably again {stable}"
 
 
 def _find_age_ms(report: Report, at_ms: int) -> int:

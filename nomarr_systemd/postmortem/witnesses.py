@@ -10,7 +10,7 @@ import time
 from typing import Any, Final, NamedTuple
 
 from nomarr_systemd.config.values import Config
-from nomarr_systemd.core.account import Account
+from nomarr_systemd.core.account import Account, Statistics, statistics
 from nomarr_systemd.core.errors import BadName, ConfigError, NoSuchWorker, NotPermitted
 from nomarr_systemd.core.ids import Component, split_invocation
 from nomarr_systemd.core.ledger_record import DECISIONS, Record
@@ -61,6 +61,11 @@ class Witnesses(NamedTuple):
     is_python: bool = False  # its pool has an entrypoint, so our runtime runs it
     catches_core_dumps: bool = False  # systemd-coredump does
     is_applied: bool = True  # False: it is configured, and nomarrctl apply was not run since
+    window_s: float = 300.0  # of its restart policy
+
+    @property
+    def statistics(self) -> Statistics:
+        return statistics(self.account, self.window_s, self.now)
 
     @property
     def invocation(self) -> str:
@@ -134,6 +139,7 @@ def gather(paths: Paths, component: Component) -> Witnesses:
         any(pool.name == component.pool and pool.entrypoint for pool in applied.pools),
         _catches_core_dumps(),
         is_applied,
+        applied.rules_for(component).window_s,
     )
 
 

@@ -343,6 +343,7 @@ def describe(outcome: Outcome | None) -> Mapping[str, Any]:
         "settled": True,
         "jobs": [each.job for each in outcome.settled],
         "quarantined": outcome.quarantined,
+        "failed": outcome.failed,
         "refund": outcome.refund,
         "fail_pool": outcome.fail_pool,
     }

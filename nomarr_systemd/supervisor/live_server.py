@@ -41,7 +41,11 @@ IDLE_S: Final = 30.0  # without a request; then a connection that is not trusted
 _PER_PIECE: Final = 50  # workers described before other peers get a turn
 _FINISH_S: Final = 0.5
 _MAX_TEXT: Final = 500
-_NO_JOBS: Final = {"settled": True, "jobs": [], "quarantined": [], "refund": [], "fail_pool": ""}
+_NO_JOBS: Final = {
+    "settled": True,
+    **dict.fromkeys(("jobs", "quarantined", "failed", "refund"), ()),
+    "fail_pool": "",
+}
 
 Request = dict[str, Any]
 

@@ -1,11 +1,13 @@
 """The log of resident programs: lines on standard error with a priority, a sentence and fields,
-as journald reads them. A log that is not read never blocks its writer: the line is dropped.
+as journald reads them. A log that is not read never blocks its writer: lines are kept in memory,
+and written later, in order.
 
 ``logging`` and the journal's own client would cost a resident program 1.5 MB.
 """
 
 from __future__ import annotations
 
+import collections
 import os
 import select
 import threading
@@ -17,6 +19,7 @@ from nomarr_systemd.core.text import escape, quote
 ERROR, WARNING, NOTICE, INFO = 3, 4, 5, 6
 _MAX_FIELD: Final = 500
 _MAX_LINE: Final = 4096  # bytes; a pipe or socket that is writable has room for that many
+_MAX_KEPT: Final = 1000  # lines, 4 MB at most; then new ones are dropped and counted
 _STDERR: Final = 2
 
 
@@ -27,24 +30,42 @@ class _Output:
         self._lock = threading.Lock()
         self._poll = select.poll()
         self._poll.register(_STDERR, select.POLLOUT)
+        self._kept: collections.deque[bytes] = collections.deque()
         self._dropped = 0
 
     def write(self, line: str) -> None:
         with self._lock:
-            if self._dropped:
-                line += f" lines_dropped={self._dropped}"
-            data = line.encode(errors="replace")[: _MAX_LINE - 1] + b"\n"
-            try:
-                if self._poll.poll(0):
-                    os.write(_STDERR, data)
+            self._flush()
+            if len(self._kept) >= _MAX_KEPT:
+                self._dropped += 1
+            else:
+                if self._dropped:
+                    line += f" lines_dropped={self._dropped}"
                     self._dropped = 0
+                self._kept.append(line.encode(errors="replace")[: _MAX_LINE - 1] + b"\n")
+            self._flush()
+
+    def flush(self) -> None:
+        with self._lock:
+            self._flush()
+
+    def _flush(self) -> None:
+        while self._kept:
+            try:
+                if not self._poll.poll(0):
                     return
+                os.write(_STDERR, self._kept[0])
             except OSError:
                 pass  # no reader, or no such descriptor: the program goes on without the line
-            self._dropped += 1
+            self._kept.popleft()
 
 
 _output = _Output()
+
+
+def flush() -> None:
+    """Write the lines that could not be written before."""
+    _output.flush()
 
 
 def log(priority: int, message: str, /, **fields: object) -> None:

@@ -19,10 +19,11 @@ from nomarr_systemd.host.layout import Paths
 from nomarr_systemd.host.program_options import PLACES, parse_options
 from nomarr_systemd.supervisor import live_server
 from nomarr_systemd.supervisor.live_server import LiveServer
-from nomarr_systemd.supervisor.log import ERROR, NOTICE, WARNING, log
+from nomarr_systemd.supervisor.log import ERROR, NOTICE, WARNING, flush, log
 from nomarr_systemd.supervisor.loop import Loop
 from nomarr_systemd.supervisor.pipes import take_stored, tell, unstore
 from nomarr_systemd.supervisor.supervisor import Supervisor
+from nomarr_systemd.systemd.notify import watchdog_s
 
 USAGE: Final = f"usage: nomarr-supervisor {PLACES}"
 
@@ -37,7 +38,7 @@ class Program:
         sockets = stored.pop(live_server.NAME, [])
         self._supervisor = Supervisor(paths, self._read_config(), self._loop, stored)
         self._server = self._make_server(sockets)
-        self._watchdog_s = _watchdog_s()
+        self._watchdog_s = watchdog_s()
         self._status = ""
 
     def _make_server(self, sockets: list[int]) -> LiveServer | None:
@@ -78,6 +79,7 @@ class Program:
     def _feed_watchdog(self) -> None:
         """Feed the watchdog by a timer of the loop, so that it is fed only while the loop runs."""
         self._say("WATCHDOG=1")
+        flush()
         self._loop.at(self._loop.now + self._watchdog_s / 2, self._feed_watchdog)
 
     def _reload(self) -> None:
@@ -102,14 +104,6 @@ class Program:
             self._status = status
             line = f"{line}\nSTATUS={status}"
         tell(line)
-
-
-def _watchdog_s() -> float:
-    """The period of systemd's watchdog for this process; 0 if there is none."""
-    usec = os.environ.get("WATCHDOG_USEC", "")
-    pid = os.environ.get("WATCHDOG_PID", "")
-    is_mine = not pid or pid == str(os.getpid())
-    return int(usec) / 1e6 if is_mine and usec.isascii() and usec.isdigit() else 0.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -32,6 +32,7 @@ from nomarr_systemd.core.health import (
 from nomarr_systemd.core.ids import Component, find_instance, is_run, parse_component
 from nomarr_systemd.core.job import LEFT, STOPPED, Outcome, RunEnd
 from nomarr_systemd.host.layout import WORKER_USER, Paths
+from nomarr_systemd.ledger.public import read_published
 from nomarr_systemd.live.protocol import make_event, queue_topic
 from nomarr_systemd.supervisor import disagreement, pipes
 from nomarr_systemd.supervisor.announcer import Announcer
@@ -83,6 +84,7 @@ class Supervisor:
         self._rate = RateLimit()
         self._pipes = pipes.Pipes(paths.health)
         self._is_system = not paths.user
+        self._public = paths.public
         self._units = RunningUnits(paths.runtime)
         self._run_state = RunState(paths.run_state, loop)
         queries = UnitQueries(loop, user=paths.user)
@@ -164,9 +166,15 @@ class Supervisor:
         fd = self._pipes.open(component.instance, stored)
         worker = self.workers.add(component, fd, self._config.health_for(component))
         self._grant(worker)
-        self._recall(worker)
+        is_kept = self._recall(worker)
         self._sync(worker)
+        if not is_kept and not worker.invocation and self._has_failed(component):
+            self._step(worker, SET_FAILED)  # as after a boot
+            self._run_state.keep(worker)
         return worker
+
+    def _has_failed(self, component: Component) -> bool:
+        return read_published(self._public, component).account.failure_reason is not None
 
     def _grant(self, worker: Worker) -> None:
         """Let the worker's user write its pipe. A user's own supervisor has the same user."""
@@ -181,8 +189,8 @@ class Supervisor:
         self._pipes.discard(worker.component.instance, [fd])
         self._run_state.forget(worker.component_id)
 
-    def _recall(self, worker: Worker) -> None:
-        """Restore what the supervisor before this one kept."""
+    def _recall(self, worker: Worker) -> bool:
+        """Restore what the supervisor before this one kept; False if there is nothing."""
         kept = self._run_state.recall(worker.component_id)
         with contextlib.suppress(TypeError, KeyError):
             worker.ended = Run(*kept["ended"][:4]) if kept.get("ended") else None
@@ -198,6 +206,7 @@ class Supervisor:
                 worker.label = label
                 worker.state = State(worker.component_id, "dead", cause=label)
                 self._killer.kill(worker, label)
+        return bool(kept)
 
     # Pipes
 

@@ -6,15 +6,20 @@ Each kind of entry has a MESSAGE_ID, which packaging/nomarr.catalog explains.
 
 from __future__ import annotations
 
-import contextlib
-import socket
 from collections.abc import Mapping, Sequence
 from typing import Final
 
 from nomarr_systemd.core.ids import Component
-from nomarr_systemd.core.job import describe_quarantine, release_command
+from nomarr_systemd.core.intents import BlameJobs
+from nomarr_systemd.core.job import (
+    describe_failed,
+    describe_quarantine,
+    release_command,
+    retry_command,
+)
 from nomarr_systemd.core.ledger_record import Record
-from nomarr_systemd.core.text import one_line
+from nomarr_systemd.host.layout import Paths
+from nomarr_systemd.systemd.journal_socket import JournalSocket
 
 MESSAGE_IDS: Final = {
     "restart": "6a1f0c7b2f7a4d0c9c0e5d8b1a7e4f01",
@@ -25,6 +30,7 @@ MESSAGE_IDS: Final = {
     "incident-closed": "6a1f0c7b2f7a4d0c9c0e5d8b1a7e4f06",
     "quarantine": "6a1f0c7b2f7a4d0c9c0e5d8b1a7e4f07",
     "pool-failed": "6a1f0c7b2f7a4d0c9c0e5d8b1a7e4f08",
+    "job-failed": "6a1f0c7b2f7a4d0c9c0e5d8b1a7e4f09",
 }
 ACT_ID: Final = "0d4c7f5b1c2e4c7b8f0e3a96d21b7c58"  # an act of a person
 _PRIORITIES: Final = {
@@ -36,64 +42,88 @@ _PRIORITIES: Final = {
     "incident-closed": 5,
     "quarantine": 4,
     "pool-failed": 2,
+    "job-failed": 4,
 }
 _ACT_PRIORITY: Final = 5
-_SOCKET: Final = "/run/systemd/journal/socket"
 
 
-def write_decision(component: Component, record: Record, line: str, *, user: bool) -> None:
-    """Write one entry about one decision; ``line`` says how the worker died."""
-    fields = {
-        "NOMARR_DECISION": record.action,
-        "NOMARR_DELAY_MS": str(record.delay_ms),
-        "NOMARR_CLASS": record.kind,
-        "NOMARR_CODE": str(record.code),
-        "NOMARR_INVOCATION_ID": record.invocation,
-        "NOMARR_WINDOW": f"{record.window_used}/{record.window_limit}",
-        "NOMARR_LIFETIME": f"{record.lifetime_used}/{record.lifetime_limit}",
-        "NOMARR_REASON": record.text,
-    }
-    text = f"{component.instance}: {line}. {describe(record)}"
-    _write(record.action, text, _name_worker(component, user=user) | fields)
+class Journal:
+    """Writes entries; one that journald cannot take now is written later."""
 
+    def __init__(self, paths: Paths) -> None:
+        self.socket = JournalSocket(paths.kept_entries)
+        self._user = paths.user
 
-def write_incident(pool: str, text: str, *, opened: bool) -> None:
-    """Write one entry when an incident of a pool opens, one when it closes."""
-    kind = "incident-opened" if opened else "incident-closed"
-    _write(kind, text, {"NOMARR_POOL": pool, "NOMARR_REASON": text})
+    def write_decision(self, component: Component, record: Record, line: str) -> None:
+        """Write one entry about one decision; ``line`` says how the worker died."""
+        fields = {
+            "NOMARR_DECISION": record.action,
+            "NOMARR_DELAY_MS": str(record.delay_ms),
+            "NOMARR_CLASS": record.kind,
+            "NOMARR_CODE": str(record.code),
+            "NOMARR_INVOCATION_ID": record.invocation,
+            "NOMARR_WINDOW": f"{record.window_used}/{record.window_limit}",
+            "NOMARR_LIFETIME": f"{record.lifetime_used}/{record.lifetime_limit}",
+            "NOMARR_REASON": record.text,
+        }
+        text = f"{component.instance}: {line}. {describe(record)}"
+        self._write(record.action, text, self._name_worker(component) | fields)
 
+    def write_incident(self, pool: str, text: str, *, opened: bool) -> None:
+        """Write one entry when an incident of a pool opens, one when it closes."""
+        kind = "incident-opened" if opened else "incident-closed"
+        self._write(kind, text, {"NOMARR_POOL": pool, "NOMARR_REASON": text})
 
-def write_pool_failure(pool: str, reason: str, workers: Sequence[Component], *, user: bool) -> None:
-    """Write one entry about a pool whose workers were stopped and masked, and one to each."""
-    text = f"pool {pool} has failed: {reason}"
-    fields = {"NOMARR_POOL": pool, "NOMARR_REASON": text}
-    _write("pool-failed", text, fields)
-    for each in workers:
-        own = f"{each.instance}: masked, because {text}. When mended: nomarrctl reset --pool {pool}"
-        _write("pool-failed", own, _name_worker(each, user=user) | fields)
+    def write_pool_failure(self, pool: str, reason: str, workers: Sequence[Component]) -> None:
+        """Write one entry about a pool whose workers were stopped and masked, and one to each."""
+        text = f"pool {pool} has failed: {reason}"
+        fields = {"NOMARR_POOL": pool, "NOMARR_REASON": text}
+        self._write("pool-failed", text, fields)
+        for each in workers:
+            mend = f"When mended: nomarrctl reset --pool {pool}"
+            own = f"{each.instance}: masked, because {text}. {mend}"
+            self._write("pool-failed", own, self._name_worker(each) | fields)
 
+    def write_blame(self, component: Component, blame: BlameJobs, given_back: int) -> None:
+        """Write one entry about jobs to a worker that died of one; ``given_back`` is the number of
+        restarts that it got back."""
+        is_set_aside = blame.quarantined
+        many = "restart was" if given_back == 1 else "restarts were"
+        describe_jobs = describe_quarantine if is_set_aside else describe_failed
+        what = describe_jobs(", ".join(blame.jobs))
+        text = f"{component.instance}: {what}; {given_back} {many} given back to this worker."
+        command = (release_command if is_set_aside else retry_command)(blame.jobs[0])
+        if command:
+            text += f" To let it run again: {command}"
+        fields = {"NOMARR_POOL": component.pool, "NOMARR_JOB": blame.jobs[0]}
+        kind = "quarantine" if is_set_aside else "job-failed"
+        self._write(kind, text, self._name_worker(component) | fields)
 
-def write_quarantine(
-    component: Component, jobs: Sequence[str], given_back: int, *, user: bool
-) -> None:
-    """Write one entry about quarantined jobs to a worker that died of one; ``given_back`` is the
-    number of restarts that it got back."""
-    many = "restart was" if given_back == 1 else "restarts were"
-    text = (
-        f"{component.instance}: {describe_quarantine(', '.join(jobs))}; {given_back} {many} given"
-        " back to this worker."
-    )
-    if command := release_command(jobs[0]):
-        text += f" To let it run again: {command}"
-    fields = {"NOMARR_POOL": component.pool, "NOMARR_JOB": jobs[0]}
-    _write("quarantine", text, _name_worker(component, user=user) | fields)
+    def write_act(self, component: Component, act: str, by: str) -> None:
+        """Write one entry about what a person did: ``act`` is a participle: paused."""
+        fields = {"NOMARR_ACT": act, "NOMARR_BY": by}
+        text = f"{component.instance}: {act} by {by}"
+        self._send(text, ACT_ID, _ACT_PRIORITY, "nomarrctl", self._name_worker(component) | fields)
 
+    def _name_worker(self, component: Component) -> dict[str, str]:
+        return {
+            "NOMARR_COMPONENT_ID": component.component_id,
+            "NOMARR_INSTANCE": component.instance,
+            "OBJECT_SYSTEMD_USER_UNIT" if self._user else "OBJECT_SYSTEMD_UNIT": component.unit,
+        }
 
-def write_act(component: Component, act: str, by: str, *, user: bool) -> None:
-    """Write one entry about what a person did: ``act`` is a participle: paused."""
-    fields = {"NOMARR_ACT": act, "NOMARR_BY": by}
-    text = f"{component.instance}: {act} by {by}"
-    _send(text, ACT_ID, _ACT_PRIORITY, "nomarrctl", _name_worker(component, user=user) | fields)
+    def _write(self, kind: str, text: str, fields: Mapping[str, str]) -> None:
+        self._send(text, MESSAGE_IDS[kind], _PRIORITIES[kind], "nomarr-controller", fields)
+
+    def _send(
+        self, text: str, message_id: str, priority: int, identifier: str, fields: Mapping[str, str]
+    ) -> None:
+        head = {
+            "MESSAGE_ID": message_id,
+            "PRIORITY": str(priority),
+            "SYSLOG_IDENTIFIER": identifier,
+        }
+        self.socket.send({"MESSAGE": text, **head, **fields})
 
 
 def describe(record: Record) -> str:
@@ -107,34 +137,3 @@ def describe(record: Record) -> str:
             return f"Held: {record.text}."
         case _:
             return f"Not counted: {record.text}."
-
-
-def _name_worker(component: Component, *, user: bool) -> dict[str, str]:
-    return {
-        "NOMARR_COMPONENT_ID": component.component_id,
-        "NOMARR_INSTANCE": component.instance,
-        "OBJECT_SYSTEMD_USER_UNIT" if user else "OBJECT_SYSTEMD_UNIT": component.unit,
-    }
-
-
-def _write(kind: str, text: str, fields: Mapping[str, str]) -> None:
-    _send(text, MESSAGE_IDS[kind], _PRIORITIES[kind], "nomarr-controller", fields)
-
-
-def _send(
-    text: str, message_id: str, priority: int, identifier: str, fields: Mapping[str, str]
-) -> None:
-    head = {"MESSAGE_ID": message_id, "PRIORITY": str(priority), "SYSLOG_IDENTIFIER": identifier}
-    _transmit({"MESSAGE": text, **head, **fields})
-
-
-def _transmit(fields: Mapping[str, str]) -> None:
-    """Send an entry in journald's native protocol, and never wait: a journald that hangs must not
-    hold up a restart. libsystemd would wait, and costs the controller half of its start.
-
-    Each value is made one printable line, so that no value can begin another field.
-    """
-    entry = "".join(f"{name}={one_line(value)}\n" for name, value in fields.items()).encode()
-    kind = socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
-    with socket.socket(socket.AF_UNIX, kind) as link, contextlib.suppress(OSError):
-        link.sendto(entry, _SOCKET)

@@ -1,10 +1,11 @@
-"""sd_notify, and the descriptors that systemd passes, for the controller.
+"""sd_notify, the watchdog, and the descriptors that systemd passes, for the controller.
 
 libsystemd is not used: loading it would delay the restart that the controller was started for.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from typing import Final
@@ -22,6 +23,20 @@ def notify(*lines: str) -> bool:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as link:
         link.sendto("\n".join(lines).encode(), address)
     return True
+
+
+def watchdog_s() -> float:
+    """Return the period of systemd's watchdog for this process; 0 if there is none."""
+    usec = os.environ.get("WATCHDOG_USEC", "")
+    pid = os.environ.get("WATCHDOG_PID", "")
+    is_mine = not pid or pid == str(os.getpid())
+    return int(usec) / 1e6 if is_mine and usec.isascii() and usec.isdigit() else 0.0
+
+
+def feed_watchdog() -> None:
+    """Tell systemd that this process makes progress."""
+    with contextlib.suppress(OSError):  # a manager that re-executes itself: the next time
+        notify("WATCHDOG=1")
 
 
 def listen_fds() -> list[int]:

@@ -1,8 +1,9 @@
 """The background thread: frames for the supervisor, notifications for systemd.
 
 Only this thread notifies systemd. The main thread also writes a frame when the condition changes,
-so that a job that kills the process at once has been named. The main loop proves its progress by a
-token, and WATCHDOG=1 is only sent while the token is young: this thread must not hide a hung loop.
+so that a job that kills the process at once has been named, and waits until READY=1 was sent: its
+first job may keep Python's lock. The main loop proves its progress by a token, and WATCHDOG=1 is
+only sent while the token is young: this thread must not hide a hung loop.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ from nomarr_systemd.worker.wakeup import Wakeup
 
 log = logging.getLogger(__name__)
 
-BURST_S = 0.1  # least time between frames for changes: short jobs must not flood the pipe
+# Frames for changes: so many at once, then one each BURST_S. Short jobs must not flood the pipe.
+BURST = 10
+BURST_S = 0.1
+READY_S = 5.0  # the main thread waits at most so long until READY=1 was sent
 STATUS_EVERY_S = 1.0  # each one makes PID 1 send signals on the bus
 EXTEND_EVERY_S = 10.0  # by three times as much each time
 RETRY_S = 0.1  # if PID 1's socket is full
@@ -52,15 +56,18 @@ class Pulse:
         self._pipe = HealthPipe(path) if path else None
         self.lost = False
         self._pid = os.getpid()
-        self._lock = threading.Lock()  # for the pipe and the next five attributes
+        self._lock = threading.Lock()  # for the pipe and the next seven attributes
         self._condition = Condition("pending", "initializing")
         self._recovery: Recovery | None = None
         self._seq = 0
         self._framed_at = -inf
+        self._room = float(BURST)
+        self._room_at = monotonic()
         self._frame_due = 0.0
         self._token = monotonic()
         self._withheld = False  # the token is too old: progress() wakes the thread
         self._is_ready = False  # set by the main thread
+        self._ready_done = threading.Event()
         self._ended = self._farewell = False
         # Used by the thread only.
         self._ready_sent = False
@@ -107,10 +114,9 @@ class Pulse:
         self._token = monotonic() + seconds
 
     def set(self, condition: Condition, *, hurry: bool = True) -> None:
-        """Report a new condition: now, or BURST_S after the last frame.
+        """Report a new condition: now, or BURST_S after the last frame if there were many.
 
-        Without hurry BURST_S from now, so that the next job's frame, if it comes before that, is
-        not delayed.
+        Without hurry BURST_S from now: the next job's frame may come before that.
         """
         if condition == self._condition:
             return
@@ -131,21 +137,28 @@ class Pulse:
                 self._frame_soon()
 
     def ready(self) -> None:
-        """Make the thread send READY=1, with the present condition."""
+        """Have the thread send READY=1, with the present condition, and wait for that."""
         self._is_ready = True
         self.wakeup.wake()
+        if self._notifier.listening:
+            self._ready_done.wait(READY_S)
 
     def end(self) -> None:
         """Report that the worker ends by itself: the thread's last frame is ``stopping``."""
         self._farewell = True
 
     def _frame_soon(self, *, hurry: bool = True) -> None:
-        """Write a frame now, or as soon as BURST_S allows. Call it with the lock."""
+        """Write a frame now, or as soon as BURST and BURST_S allow. Call it with the lock."""
         now = monotonic()
-        due = (self._framed_at if hurry else now) + min(BURST_S, self._settings.frame_interval_s)
-        if now >= due:
+        self._room = min(BURST, self._room + (now - self._room_at) / BURST_S)
+        self._room_at = now
+        if hurry and self._room >= 1:
+            self._room -= 1
             self._write_frame(now)
         else:
+            due = (self._framed_at if hurry else now) + min(
+                BURST_S, self._settings.frame_interval_s
+            )
             self._frame_due = min(self._frame_due, due)
         self.wakeup.wake()  # also for the status line
 
@@ -201,6 +214,7 @@ class Pulse:
         except Exception:
             # Without pings and frames systemd or the supervisor ends this worker.
             self._broken = True
+            self._ready_done.set()
             log.critical("the frame thread failed; this worker sends no more frames", exc_info=True)
 
     def _beat(self, now: float) -> float:
@@ -249,6 +263,7 @@ class Pulse:
             if not self._notifier.send(f"READY=1\n{text}"):
                 return now + RETRY_S
             self._ready_sent = True
+            self._ready_done.set()
             self._extend_due = 0.0
         elif text == self._told:
             return inf

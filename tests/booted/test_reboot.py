@@ -36,6 +36,7 @@ def test_a_mask_and_its_reason_stay(machine: Machine) -> None:
     assert machine.account("loop-0") == before
     shown = machine.status("loop-0")
     assert shown["state"] == "masked"
+    assert shown["health"] == "failed", "not stopped: the supervisor knows of it, too"
     assert shown["failure_reason"] == "2 restarts within 5 min, the limit is 2"
     assert machine.get("loop-0", "LoadState") == "masked"
     entry = machine.journal("--catalog", "NOMARR_DECISION=fail")

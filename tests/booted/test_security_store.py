@@ -29,6 +29,7 @@ backoff_jitter = 0
 command = ["{WORKERS}/steady", "0"]
 """
 WORKER = "tag-0"
+EXAMPLE = "/usr/lib/nomarr-systemd/examples/tagger"
 OTHER = "4343"  # a user without a name, as any other
 ARANGO = f"""\
 [store]
@@ -39,13 +40,13 @@ work_password_file = "/etc/nomarr/work-password"
 
 {POOL}"""
 FOLDER = """\
-from nomarr_systemd.worker.directory import DirectoryJobs
+from folder_jobs import FolderJobs
 from nomarr_systemd.worker.runtime import Worker
 
 
 class Folder(Worker):
     def source(self):
-        return DirectoryJobs("/srv/music", quiet_s=0)
+        return FolderJobs("/srv/music", quiet_s=0)
 
     def process(self, job):
         return "heard"
@@ -159,7 +160,7 @@ def test_pipes_of_another_user_hang_no_worker(machine: Machine) -> None:
     )
     assert planted.returncode == 0, planted.stderr
     folder = '[pool.folder]\nentrypoint = "folder:Folder"\n[pool.folder.unit]\n'
-    machine.apply(f'{POOL}\n{folder}Environment = ["PYTHONPATH={WORKERS}"]\n')
+    machine.apply(f'{POOL}\n{folder}Environment = ["PYTHONPATH={WORKERS}:{EXAMPLE}"]\n')
     machine.wait_until_running("folder-0")
 
     def notes() -> list[str]:

@@ -111,7 +111,8 @@ def test_a_death_settles_its_job_and_no_other(desk: Desk, policy: CrashPolicy, s
         "settled": True,
         "jobs": [key],
         "quarantined": [],
-        "refund": [],
+        "failed": [key] if status == "error" else [],
+        "refund": [invocation] if status == "error" else [],
         "fail_pool": "",
     }
     outcome = events.until(settled)[-1]["outcome"]

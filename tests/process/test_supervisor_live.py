@@ -195,7 +195,8 @@ def test_what_the_controller_tells(lab: Lab) -> None:
 
 def test_many_deaths_in_one_report(lab: Lab) -> None:
     """Of workers that are not configured, and of starts that failed: they had no jobs."""
-    empty = {"settled": True, "jobs": [], "quarantined": [], "refund": [], "fail_pool": ""}
+    lists: dict[str, object] = {name: [] for name in ("jobs", "quarantined", "failed", "refund")}
+    empty = {"settled": True, **lists, "fail_pool": ""}
     deaths: list[dict[str, object]] = [
         {
             "component": f"gone-{n}",

@@ -35,6 +35,20 @@ def test_a_hung_loop_frames_on_pings_no_more_and_leaves_its_stacks(start: Start)
     assert "in _run" in worker.stderr  # the frame thread: all threads are shown
 
 
+@pytest.mark.parametrize("kind", ["Locks", "Vanishes"])
+def test_a_job_that_ends_all_at_once_is_named_and_the_worker_was_ready(
+    start: Start, kind: str
+) -> None:
+    """READY=1 and the frames of changes were left to a thread that never ran again: systemd took
+    it for a start that timed out, and nobody knew the job."""
+    worker = start(kind)
+    worker.until_frame(job="at once")
+    assert worker.count("READY=1") == 1
+    if kind == "Locks":
+        worker.child.kill()
+    assert worker.wait() == (-signal.SIGKILL if kind == "Locks" else 3)
+
+
 def test_progress_within_a_job_is_enough(start: Start) -> None:
     worker = start("Told", {"stall_timeout_s": 0.5})
     worker.tell("a")

@@ -13,7 +13,7 @@ import pytest
 from nomarr_systemd.controller import job_outcomes
 from nomarr_systemd.core.death import Death
 from nomarr_systemd.core.ids import parse_component
-from nomarr_systemd.core.intents import Quarantine
+from nomarr_systemd.core.intents import BlameJobs
 from nomarr_systemd.core.policy import Rules
 from nomarr_systemd.core.time import Moment
 from nomarr_systemd.host.holds import Holds
@@ -57,11 +57,11 @@ def test_notes_of_quarantines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     site: Any = SimpleNamespace(store=store)
     for number in range(15):
         names = (LONG[:200],) * 100  # as much as is taken of the supervisor's answer
-        job_outcomes.note_quarantine(site, Quarantine(WORKER, f"{number:032x}", names))
-    kept = store.find(job_outcomes.QUARANTINES)
+        job_outcomes.note_blame(site, BlameJobs(WORKER, f"{number:032x}", names))
+    kept = store.find(job_outcomes.BLAMED)
     assert len(kept) == 10
     assert max(map(size, kept)) < NOTE_BYTES
-    assert store.get(job_outcomes.QUARANTINES, f"{14:032x}")
+    assert store.get(job_outcomes.BLAMED, f"{14:032x}")
     store.close()
 
 

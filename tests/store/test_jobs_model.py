@@ -173,6 +173,9 @@ class Machine(RuleBasedStateMachine):
             settled = [Settled(run.job, path["path"], job["status"])]
         self.crashes = max(0, self.crashes - len(refund))
         failed = self._judge(limit) if counted and not quarantined else ""
+        blamed = tuple(each.job for each in settled if counted and each.status == "error")
+        if blamed:  # it is not tried again, so the worker is not to blame
+            refund = [run.invocation]
         return Outcome(
             run.component_id,
             run.invocation,
@@ -181,6 +184,7 @@ class Machine(RuleBasedStateMachine):
             tuple(refund),
             failed,
             counted,
+            blamed,
         )
 
     def _judge(self, limit: int | None) -> str:

@@ -204,7 +204,7 @@ def _do(machine: Machine, intent: Intent, rules: Rules) -> Machine:
         case do.Spool(_, entry):
             kept = [each for each in machine.spooled if each.death != entry.death]
             return machine._replace(spooled=(*kept, entry))
-        case do.Tell() | do.Consult() | do.FailPool() | do.Quarantine():
+        case do.Tell() | do.Consult() | do.FailPool() | do.BlameJobs():
             return machine
     number = intent.component.number
     each = machine.workers[number]

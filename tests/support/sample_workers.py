@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import signal
@@ -208,3 +209,20 @@ class FromQueue(Worker):
             case "odd":
                 return {"size": object()}
         return {"length": len(job)}
+
+
+class Locks(Worker):
+    """Keeps Python's lock in its first job, at once: no other thread runs from then on."""
+
+    def next_job(self) -> str:
+        return "at once"
+
+    def process(self, job: str) -> None:
+        ctypes.PyDLL(None).sleep(1000)
+
+
+class Vanishes(Locks):
+    """Is gone in its first job, at once."""
+
+    def process(self, job: str) -> None:
+        os._exit(3)

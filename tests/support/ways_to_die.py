@@ -110,7 +110,6 @@ class Deadlock(Base):
 
 class Regex(Base):
     def process(self, job):
-        time.sleep(1)  # READY=1 and the first frames are sent by another thread
         re.match("(a+)+$", "a" * 64 + "b")
 
 
@@ -121,7 +120,6 @@ class Native(Base):
 
 class NativeLocked(Base):
     def process(self, job):
-        time.sleep(1)
         ctypes.PyDLL(None).sleep(1000)  # keeps Python's lock
 
 
@@ -146,7 +144,6 @@ class LoadRaises(Base):
 
 class Unusual(Base):
     def process(self, job):
-        time.sleep(1)  # the frame that names the job is sent by another thread
         raise GeneratorExit("not an Exception")
 
 
@@ -162,13 +159,11 @@ class Full(Base):
 
 class Leaves(Base):
     def process(self, job):
-        time.sleep(1)
         os._exit(3)
 
 
 class Faults(Base):
     def process(self, job):
-        time.sleep(1)
         self.decode_the_header()
 
     def decode_the_header(self):

@@ -15,10 +15,10 @@ from nomarr_systemd.controller.main import run
 from nomarr_systemd.controller.site import Site
 from nomarr_systemd.core import start_table
 from nomarr_systemd.core.ids import parse_component
-from nomarr_systemd.host.files import write_durably
+from nomarr_systemd.host.files import locked, write_durably
 from nomarr_systemd.ledger.ledger import Ledger
 from nomarr_systemd.store.open import open_store
-from nomarr_systemd.systemd.manager import Manager
+from nomarr_systemd.systemd.manager import Manager, monotonic_ms
 from tests.support.crashes import (
     SLOW,
     account_of,
@@ -58,6 +58,45 @@ def test_a_unit_that_names_no_worker_stops_nobody(lab: Lab) -> None:
     lab.systemctl("start", "nomarr-worker@No-Worker.service", check=False)
     assert "No-Worker" in lab.systemctl("list-units", "--failed")
     lab.systemctl("start", "nomarr-reconcile.service")
+
+
+def test_a_controller_that_hangs_is_replaced(lab: Lab) -> None:
+    install(lab, AT_ONCE)
+    quick = "[Service]\nWatchdogSec=5s\nTimeoutAbortSec=1s\n"
+    lab.write_unit("nomarr-controller.service.d/99-quick.conf", quick)
+    lab.reload()
+    lab.start("tag-0", "tag-1")
+    wait_for_run(lab, kill(lab))
+    hung = lab.get("nomarr-controller.service", "InvocationID")
+    os.kill(lab.main_pid("nomarr-controller.service"), signal.SIGSTOP)
+    wait_for_run(lab, kill(lab, "tag-1"), "tag-1")
+    assert lab.get("nomarr-controller.service", "InvocationID") != hung
+    # One that only waits is left alone.
+    waiting = lab.get("nomarr-controller.service", "InvocationID")
+    lab.wait_for(lambda: idle_ms(lab) > 12_000, what="it waits for longer than its watchdog")
+    assert lab.get("nomarr-controller.service", "InvocationID") == waiting
+
+
+def idle_ms(lab: Lab) -> int:
+    """How long the controller's present run has lasted."""
+    began = int(lab.get("nomarr-controller.service", "ActiveEnterTimestampMonotonic"))
+    return monotonic_ms() - began // 1000
+
+
+def test_a_program_that_keeps_the_lock_is_named(lab: Lab) -> None:
+    """Its watchdog would only begin the wait anew."""
+    install(lab, AT_ONCE)
+    quick = "[Service]\nWatchdogSec=45s\nTimeoutAbortSec=1s\n"
+    lab.write_unit("nomarr-controller.service.d/99-quick.conf", quick)
+    lab.reload()
+    lab.start("tag-0")
+    with locked(lab.paths.lock):
+        died = kill(lab)
+        said = "another program keeps this one from acting"
+        lab.wait_for(lambda: lab.journal("-o", "cat").count(said) >= 1, what=said)
+        waiting = lab.get("nomarr-controller.service", "InvocationID")
+    wait_for_run(lab, died)
+    assert lab.get("nomarr-controller.service", "InvocationID") == waiting
 
 
 def test_a_worker_that_is_not_configured_is_nobodys(lab: Lab) -> None:

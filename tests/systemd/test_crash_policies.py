@@ -28,6 +28,7 @@ POOLS = {
     "strict": (3, "crash_max_retries = 1"),
     "life": (1, "idle_evict_s = 0.5"),
     # One restart and no more: each second death by a job would mask it.
+    "plain": (1, "[pool.plain.policy]\nmax_restarts = 1\nmax_lifetime_restarts = 1"),
     "bad": (
         1,
         """crash_policy = "restart-requeue-in-flight"
@@ -73,7 +74,14 @@ def test_the_job_in_hand_fails_and_all_else_goes_on(site: JobSite) -> None:
     site.touch("wait-2.go")
     site.wait_for_job("keep", "wait-2", "done")
     assert site.lab.get(second, "InvocationID") == runs[second]
-    assert site.account(first).restart_count == 1
+    key = site.key("keep", "wait-1")
+    [told] = site.lab.wait_for(lambda: site.told("job-failed", "keep"), what="the entry about it")
+    assert told.startswith(f"{first}: job {key} failed for it; 1 restart was given back")
+    assert told.endswith(f"nomarrctl jobs retry {key}")
+    account = site.account(first)
+    assert (account.restart_count, account.total_restarts) == (0, 1)
+    advice = site.why(first, "--invocation", died)["advice"]
+    assert f"nomarrctl --user jobs retry {key}" in [each["command"] for each in advice]
 
 
 def test_the_job_in_hand_is_done_again(site: JobSite) -> None:
@@ -152,6 +160,29 @@ def test_a_stream_of_bad_files_slows_a_worker_down_and_never_masks_it(site: JobS
     assert all("2 restarts were given back" in each for each in site.told("quarantine", "bad"))
 
 
+def test_so_does_a_stream_of_bad_files_that_are_tried_once(site: JobSite) -> None:
+    """By the default crash_policy: a job fails for the death of its worker, which costs nothing."""
+    files = [f"poison-{number}" for number in range(6)]
+    site.add("plain", *files, "zz-good")
+    for name in files:
+        site.wait_for_job("plain", name, "error")
+    site.wait_for_job("plain", "zz-good", "done")
+    site.wait_until_healthy("plain-0")
+    site.lab.wait_for(
+        lambda: len(site.told("job-failed", "plain")) == len(files), what="an entry for each file"
+    )
+    assert all("1 restart was given back" in each for each in site.told("job-failed", "plain"))
+    account = site.account("plain-0")
+    assert (account.restart_count, account.total_restarts) == (0, len(files))
+    assert (account.k, account.failure_reason) == (len(files), None)
+    # What it does without a job in hand is its own fault, as ever.
+    first = site.kill("plain-0")
+    site.wait_for_new_run("plain-0", first)
+    site.wait_until_healthy("plain-0")
+    site.kill("plain-0")
+    site.lab.wait_for(lambda: site.lab.get("plain-0", "LoadState") == "masked", what="it is masked")
+
+
 def test_a_whole_pool_fails_and_is_brought_back(site: JobSite) -> None:
     others = site.runs("keep", "again")
     site.add("whole", "wait-a", "wait-b")
@@ -226,14 +257,19 @@ def test_too_many_crashes_fail_the_pool(site: JobSite) -> None:
 def test_all_die_together_and_the_job_is_settled_once(site: JobSite) -> None:
     site.add("keep", "wait-3")
     first = site.wait_for_worker("keep", "wait-3")
-    before = site.account(first).restart_count
+    before = site.account(first)
     died = site.kill_all_with(first)
     job = site.wait_for_job("keep", "wait-3", "error")
     site.wait_for_new_run(first, died)
     assert (job["attempts"], len(job["crashes"])) == (1, 1)
     assert site.claims("keep") == []
+    site.lab.wait_for(
+        lambda: site.account(first).find(died, ("refund",)), what="the restart is given back"
+    )
     site.good("reconcile")
-    assert site.account(first).restart_count == before + 1
+    after = site.account(first)
+    assert after.total_restarts == before.total_restarts + 1
+    assert after.restart_count == before.restart_count
     assert site.job("keep", "wait-3")["status"] == "error"
 
 

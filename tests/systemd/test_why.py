@@ -38,7 +38,7 @@ def graveyard() -> Iterator[Installation]:
         site.good("apply")
         site.wait_until_healthy("fine-0", "fine-1")
         died = site.kill("fine-1")
-        for name in ("segv-0", "hang-0", "lost-0", "fine-1"):
+        for name in ("segv-0", "hang-0", "lost-0", "fine-1", "dep-0"):
             with_lab.wait_for(lambda: site.account(name).records, what=f"{name} is decided")  # noqa: B023
         for name in ("raise-0", "conf-0"):
             with_lab.wait_for(
@@ -89,6 +89,13 @@ def test_an_exception(graveyard: Installation) -> None:
     assert text.index("Python traceback") < text.index("Decision") < text.index("Journal of this")
     assert "a red line, a bell \\x07 and <script>" in text
     assert "nomarrctl --user reset --start raise-0" in text
+    assert report["statistics"] == {
+        "total_restarts": 2,
+        "restarts_per_hour": 24.0,
+        "recoveries": 0,
+    }
+    often = "2 in all, 2 within 5 min, 24 per hour; it ran stably again 0 times"
+    assert re.search(rf"^ *restarts +{often}$", text, re.MULTILINE)
 
 
 def test_an_older_run(graveyard: Installation) -> None:
@@ -165,6 +172,7 @@ def test_a_program_that_cannot_be_executed(graveyard: Installation) -> None:
 def test_a_dependency_that_fails(graveyard: Installation) -> None:
     report = ask(graveyard, "dep-0")
     assert report["death"]["kind"] == "dependency"
+    assert "it needs broken.service, which is failed" in report["headline"]
     assert report["needs"] == ["broken.service: failed"]
     assert "systemctl --user status broken.service" in read(graveyard, "dep-0")
 

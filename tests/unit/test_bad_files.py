@@ -22,9 +22,9 @@ from tests.support.model_machine import POOL, Machine, invocation_of, name_of
 
 
 class Crashing(NamedTuple):
-    """The settings of the pool: a job is tried until it is quarantined."""
+    """The settings of the pool: by default a job is tried until it is quarantined."""
 
-    job_max_crashes: int
+    job_max_crashes: int = 2
     crash_policy: CrashPolicy = "restart-requeue-in-flight"
     crash_max_retries: int | None = None
 
@@ -68,9 +68,10 @@ class Site:
                 self.jobs[place] = doc
             self.answers[invocation] = outcome
         outcome = self.answers[invocation]
-        if not outcome.quarantined:
+        if not outcome.refund:
             return None
-        return Answer(component_id, invocation, outcome.quarantined, outcome.refund)
+        said = (outcome.quarantined, outcome.refund, False, outcome.failed)
+        return Answer(component_id, invocation, *said)
 
     def control(self) -> None:
         """The controller's loop, as in controller.main."""
@@ -138,3 +139,32 @@ def test_bad_files_mask_no_worker(
     assert deaths == files * crashes
     if files * crashes > 10 * workers:
         assert site.longest_ms == rules.backoff_max_s * 1000
+
+
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(rules=some_rules, workers=st.integers(1, 2), data=st.data())
+def test_bad_files_mask_no_worker_by_the_default_policy_either(
+    rules: Rules, workers: int, data: st.DataObject
+) -> None:
+    """Each file is tried once: it fails for the death, and the worker gets its restart back. Only
+    deaths without a job in hand are left to count."""
+    files = data.draw(st.integers(1, 30))
+    site = Site(workers, files, rules, Crashing(crash_policy="restart-fail-in-flight"))
+    for _ in range(files * 6):
+        if all(doc["status"] == "error" for doc in site.jobs):
+            break
+        for number in data.draw(st.permutations(range(workers))):
+            site.take_and_die(number)
+            if data.draw(st.booleans()):
+                site.control()
+        site.control()
+        site.machine = model.wait(site.machine)
+        site.control()
+    assert {doc["status"] for doc in site.jobs} == {"error"}
+    assert sum(len(each.deaths) for each in site.machine.workers) == files
+    for each in site.machine.workers:
+        account: Any = each.account
+        assert not each.masked
+        assert not account.restart_count
+        assert not account.window
+        assert account.k == len(each.deaths)

@@ -8,6 +8,7 @@ from nomarr_systemd.core.account import Account
 from nomarr_systemd.core.ids import Component
 from nomarr_systemd.core.incident import INCIDENT, Incident
 from nomarr_systemd.core.intents import Intent
+from nomarr_systemd.core.job import describe_failed
 from nomarr_systemd.core.plan import plan
 from nomarr_systemd.core.world import Outcome, Pool, Unit, Worker, World
 from tests.support.moments import PLAIN, at, death, run
@@ -82,8 +83,32 @@ def test_an_outcome_stays_reported_until_it_is_carried_out() -> None:
     outcome = Outcome(TAG.component_id, run(1), ("job",), (run(1),))
     worker = Worker(TAG, PLAIN, Unit("active", run(2)), account)
     planned = plan(world(worker, outcomes=(outcome,)), at(1))
-    assert kinds(planned)[:3] == ["Refund", "Quarantine", "Clear"]
+    assert kinds(planned)[:3] == ["Refund", "BlameJobs", "Clear"]
     assert not plan(world(worker, outcomes=(outcome,), ledger="read-only"), at(1))
+
+
+def test_a_job_that_failed_costs_its_pool_a_crash_and_its_worker_nothing() -> None:
+    """With crash_max_retries the pool fails after so many, although each was given back."""
+    account = EMPTY
+    for number in (1, 2, 3):
+        account = book.record_failure(account, death(run(number)), PLAIN, at(number))[0]
+        why = describe_failed(f"tag:a:{number:024x}")
+        account, _ = book.refund(account, run(number), at(number), why)
+    assert account.restart_count == 0
+    key = f"tag:a:{4:024x}"
+    account = book.record_failure(account, death(run(4)), PLAIN, at(4))[0]
+    outcome = Outcome(TAG.component_id, run(4), (), (run(4),), fail_pool=True, failed=(key,))
+    worker = Worker(TAG, PLAIN, Unit("active", run(5)), account)
+    for most, fails in ((4, False), (3, True)):
+        pools = {"tag": Pool(1, fails_after=most, fails_by=f"crash_max_retries is {most}")}
+        planned = plan(world(worker, outcomes=(outcome,), pools=pools), at(5))
+        assert kinds(planned)[:2] == ["Refund", "BlameJobs"]
+        assert ("FailPool" in kinds(planned)) == fails
+    # A reset begins the count anew.
+    account = book.record_failure(book.reset(account, at(5), "me"), death(run(5)), PLAIN, at(6))[0]
+    outcome = outcome._replace(invocation=run(5), refund=(run(5),))
+    worker = worker._replace(account=account)
+    assert "FailPool" not in kinds(plan(world(worker, outcomes=(outcome,), pools=pools), at(7)))
 
 
 def test_a_backoff_of_its_own_is_not_cut_short_by_an_incident_that_ends() -> None:

@@ -13,6 +13,7 @@ from nomarr_systemd.config.store_url import SqliteUrl, parse_store_url
 from nomarr_systemd.core.text import count
 from nomarr_systemd.host import machine
 from nomarr_systemd.host.layout import VIEWERS, WORKER_USER
+from nomarr_systemd.ledger.public import SUFFIX
 from nomarr_systemd.ledger.spool import BAD_SUFFIX, Spool
 from nomarr_systemd.operate import controlling, store_check
 from nomarr_systemd.operate.doctor.installation import Found, Installation, is_fifo, list_some
@@ -199,7 +200,12 @@ def _check_public(it: Installation) -> Iterator[tuple[str, str]]:
         yield f"the group {VIEWERS} cannot read {public}, or others can", mend
     closed = []
     for name in _list(public):
-        facts = os.stat(os.path.join(public, name))
+        if not name.endswith(SUFFIX):
+            continue  # one that is being written
+        try:
+            facts = os.stat(os.path.join(public, name))
+        except FileNotFoundError:
+            continue  # its worker was removed meanwhile
         if facts.st_gid != gid or facts.st_mode & 0o777 != 0o640:
             closed.append(name)
     if closed:

@@ -14,12 +14,16 @@ from nomarr_systemd.host.layout import VIEWERS
 from nomarr_systemd.ledger.public import list_published
 from nomarr_systemd.live import client
 from nomarr_systemd.operate import controlling
-from nomarr_systemd.operate.doctor.installation import Found, Installation, is_fifo, list_some
+from nomarr_systemd.operate.doctor.installation import (
+    Found,
+    Installation,
+    Level,
+    is_fifo,
+    list_some,
+)
 from nomarr_systemd.operate.overview import View, describe_last_chance, gather
 from nomarr_systemd.systemd.manager import SUPERVISOR
-from nomarr_systemd.systemd.stop_intent import WANTED_FACTS, is_wanted
 
-_DOWN: Final = ("inactive", "failed")
 _AGAIN_S: Final = 2.0  # a death is booked and its restart scheduled by then
 
 
@@ -106,36 +110,39 @@ def _check_holds(it: Installation, views: Iterable[View]) -> Found:
 
 def _check_down(it: Installation, views: Sequence[View]) -> Found:
     """Workers that nothing will start. Those that died just now get the time to be decided on."""
-    down = [view for view in views if _is_unexplained(view)]
-    if down:
+    down = [view for view in views if _is_down(view)]
+    if any(view.idle == "lost" for view in down):
         time.sleep(_AGAIN_S)
         again = gather(it.scope, it.config, [view.worker for view in down]).views
         runs = {view.worker: view.invocation for view in down}
-        down = [
-            view for view in again if _is_unexplained(view) and view.invocation == runs[view.worker]
-        ]
-    shown = it.manager.show([view.worker.wanted_unit for view in down], WANTED_FACTS)
-    stopped = [view for view in down if not is_wanted(shown[view.worker.wanted_unit])]
-    lost = [view for view in down if view not in stopped]
-    for level, found, why in (
-        ("warn", stopped, "stopped by hand"),
-        ("bad", lost, "down, and nothing will start them"),
+        down = [view for view in again if _is_down(view) and view.invocation == runs[view.worker]]
+    for view in views:
+        if view.load not in ("loaded", "masked", ""):
+            text = f"{view.worker.instance}: {view.trouble}"
+            yield "bad", text, f"{it.systemctl} status {view.worker.unit}; {it.nomarrctl} apply"
+    for view in down:
+        if view.needs:
+            units = f"{view.needs.partition(',')[0]} {view.worker.unit}"
+            text = f"{view.worker.instance}: {view.trouble}"
+            yield "bad", text, f"{it.systemctl} start {units}"
+    for idle, why in (
+        ("stopped", "stopped by hand"),
+        ("finished", 'finished (on_clean_exit is "stay")'),
+        ("waiting", "waiting for what has to come first"),
+        ("lost", "down, and nothing will start them"),
     ):
-        if found:
-            workers = [view.worker for view in found]
+        workers = [view.worker for view in down if view.idle == idle and not view.needs]
+        if workers:
             units = " ".join(worker.unit for worker in workers)
             text = f"{count(len(workers))} {why}: {_name(workers)}"
-            yield ("bad" if level == "bad" else "warn"), text, f"{it.systemctl} start {units}"
+            level: Level = "bad" if idle == "lost" else "ok" if idle == "finished" else "warn"
+            yield level, text, "" if level == "ok" else f"{it.systemctl} start {units}"
 
 
-def _is_unexplained(view: View) -> bool:
-    return (
-        view.active in _DOWN
-        and view.load == "loaded"
-        and not view.held
-        and not view.failure_reason  # a mask is missing: that is said
-        and view.next_restart_ms is None
-    )
+def _is_down(view: View) -> bool:
+    """True if it does not run, and neither a hold, a mask nor a restart that is due says why."""
+    is_told = view.held or view.failure_reason or view.idle == "restarting"
+    return view.idle != "" and view.load == "loaded" and not is_told
 
 
 def _check_strangers(it: Installation) -> Found:

@@ -3,12 +3,12 @@
 import { h, s, moment, duration } from "./dom.js";
 
 // Worst first: rows are ordered by it, and each state has a colour of its own in style.css.
-export const ORDER = ["masked", "failed", "crashed", "restarting", "unhealthy", "recovering", "held",
-  "paused", "activating", "starting", "deactivating", "stopping", "inactive", "stopped", "unknown", "active", "healthy"];
+export const ORDER = ["masked", "failed", "crashed", "restarting", "waiting", "unhealthy", "recovering", "held",
+  "paused", "activating", "starting", "deactivating", "stopping", "inactive", "stopped", "finished", "unknown", "active", "healthy"];
 
 export function tone(state) {
   if (["masked", "failed", "crashed"].includes(state)) return "bad";
-  if (["restarting", "unhealthy"].includes(state)) return "warn";
+  if (["restarting", "waiting", "unhealthy"].includes(state)) return "warn";
   if (["recovering", "activating", "starting", "stopping", "deactivating"].includes(state)) return "busy";
   if (["held", "paused"].includes(state)) return "held";
   return ["healthy", "active"].includes(state) ? "good" : "idle";

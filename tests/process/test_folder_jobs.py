@@ -9,18 +9,21 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import folder_jobs as example
 import pytest
+from folder_jobs import STATE, FolderJobs
 
 from nomarr_systemd.core.errors import ConfigError, NotReady
-from nomarr_systemd.worker.directory import STATE, DirectoryJobs
 from tests.support.capabilities import needs_root
 from tests.support.users import NOBODY
 
+EXAMPLE = os.path.dirname(example.__file__)
 # Takes everything there is; at "kill" it dies in the middle.
 CHILD = """
 import os, signal, sys
-from nomarr_systemd.worker.directory import DirectoryJobs
-source = DirectoryJobs(sys.argv[1], quiet_s=0)
+sys.path.insert(0, sys.argv[2])
+from folder_jobs import FolderJobs
+source = FolderJobs(sys.argv[1], quiet_s=0)
 while job := source.discover():
     if source.claim(job):
         os.write(1, f"{os.path.basename(job)}\\n".encode())
@@ -30,8 +33,8 @@ while job := source.discover():
 """
 
 
-def folder_jobs(folder: Path, *patterns: str) -> DirectoryJobs:
-    return DirectoryJobs(str(folder), *patterns, quiet_s=0)
+def folder_jobs(folder: Path, *patterns: str) -> FolderJobs:
+    return FolderJobs(str(folder), *patterns, quiet_s=0)
 
 
 @pytest.fixture(autouse=True)
@@ -75,9 +78,9 @@ def test_new_and_changed_files_are_jobs(tmp_path: Path, state: Path) -> None:
 
 def test_a_file_on_its_way_waits(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("x")
-    assert DirectoryJobs(str(tmp_path), quiet_s=3600).discover() is None
+    assert FolderJobs(str(tmp_path), quiet_s=3600).discover() is None
     os.utime(tmp_path / "a", (1, 1))
-    assert DirectoryJobs(str(tmp_path), quiet_s=3600).discover()
+    assert FolderJobs(str(tmp_path), quiet_s=3600).discover()
 
 
 def test_one_owner_and_release(tmp_path: Path) -> None:
@@ -120,7 +123,9 @@ def test_many_processes_and_one_that_kills(tmp_path: Path, state: Path) -> None:
     while folder_jobs(tmp_path).discover():
         children = [
             subprocess.Popen(
-                [sys.executable, "-c", CHILD, str(tmp_path)], stdout=subprocess.PIPE, text=True
+                [sys.executable, "-c", CHILD, str(tmp_path), EXAMPLE],
+                stdout=subprocess.PIPE,
+                text=True,
             )
             for _ in range(4)
         ]
@@ -135,7 +140,7 @@ def test_many_processes_and_one_that_kills(tmp_path: Path, state: Path) -> None:
 def test_a_state_folder_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / STATE).write_text("a file")
     with pytest.raises(ConfigError, match="cannot use"):
-        DirectoryJobs(str(tmp_path), state=str(tmp_path / STATE))
+        FolderJobs(str(tmp_path), state=str(tmp_path / STATE))
 
 
 def test_the_state_of_a_version_before_is_kept(tmp_path: Path, state: Path) -> None:
@@ -195,8 +200,8 @@ def test_a_state_folder_of_another_user_is_refused(tmp_path: Path) -> None:
     foreign.mkdir()
     os.chown(foreign, NOBODY, NOBODY)
     with pytest.raises(ConfigError, match="another user's"):
-        DirectoryJobs(str(tmp_path), state=str(foreign))
+        FolderJobs(str(tmp_path), state=str(foreign))
     os.chown(foreign, os.geteuid(), os.getegid())
     foreign.chmod(0o777)
     with pytest.raises(ConfigError, match="others may write"):
-        DirectoryJobs(str(tmp_path), state=str(foreign))
+        FolderJobs(str(tmp_path), state=str(foreign))

@@ -1,8 +1,9 @@
-"""Jobs from a folder: every new or changed file in it is a job. No database is needed.
+"""Jobs from a folder: every new or changed file in it is a job. No database is needed. An example
+of a source of jobs of one's own: copy it, and see below what it is not.
 
     class Tagger(Worker):
-        def source(self) -> DirectoryJobs:
-            return DirectoryJobs("/srv/music", "*.flac", "*.wav")
+        def source(self) -> FolderJobs:
+            return FolderJobs("/srv/music", "*.flac", "*.wav")
 
 The state of each job is a file in a state folder, which is the workers' own: below systemd's
 $STATE_DIRECTORY, or where the user's state is, unless another is given. Other users that may
@@ -35,7 +36,7 @@ STATE: Final = ".nomarr"  # in the folder of the jobs, where earlier versions ke
 _MAX_BYTES: Final = 1 << 20
 
 
-class DirectoryJobs:
+class FolderJobs:
     """A ``Source`` of the files below ``folder`` whose names match one of ``patterns``.
 
     A file is taken when it was not written to for ``quiet_s``: until then it may be incomplete. One

@@ -1,0 +1,191 @@
+"""``status`` and ``doctor`` know every worker that is down and not meant to be, whatever the cause;
+``status`` says it by its exit status, too."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import struct
+import subprocess
+import termios
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.lab import Lab
+from tests.support.operator_site import Installation
+
+POOLS = """
+[pool.once]
+command = ["{leaves}"]
+watchdog_s = 3600
+
+[pool.once.policy]
+on_clean_exit = "stay"
+
+[pool.need]
+workers = 2
+command = ["{worker}"]
+watchdog_s = 3600
+
+[pool.fail]
+command = ["/bin/false"]
+watchdog_s = 3600
+
+[pool.late]
+command = ["/bin/false"]
+watchdog_s = 3600
+
+[pool.late.policy]
+backoff_base_s = 60
+
+[worker.need-1.policy]
+backoff_max_s = 60
+"""
+LEAVES = "#!/bin/sh\nsystemd-notify --ready\nsleep 0.2\n"
+NEEDED = "[Service]\nType=oneshot\nRemainAfterExit=yes\nExecStart=/bin/sh -c 'test -e %t/there'\n"
+
+
+@pytest.fixture
+def site(lab: Lab) -> Installation:
+    site = Installation(lab)
+    leaves = lab.write_program("leaves", LEAVES)
+    lab.write_unit("ops-db.service", NEEDED)
+    for name, relation in (("need-0", "Requires"), ("need-1", "BindsTo")):
+        text = f"[Unit]\n{relation}=ops-db.service\nAfter=ops-db.service\n"
+        lab.write_unit(f"nomarr-worker@{name}.service.d/50-needs.conf", text)
+    Path(lab.runtime, "there").touch()
+    lab.reload()
+    site.bring_up(6, more=POOLS.format(leaves=leaves, worker=site.worker))
+    return site
+
+
+def show_on_terminal(site: Installation, *arguments: str, rows: int) -> list[str]:
+    """The lines that a terminal of this height gets; the kernel keeps them all until we read."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(ours, termios.TIOCSWINSZ, struct.pack("4H", rows, 100, 0, 0))
+    try:
+        subprocess.run(
+            ["nsenter", f"--target={site.lab.pid}", "--mount", "--", *site.command(*arguments)],
+            env=site.lab.environment | {"TERM": "xterm", "NO_COLOR": "1"},
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            check=False,
+            timeout=60,
+        )
+        os.set_blocking(ours, False)
+        return os.read(ours, 65536).decode().replace("\r", "").splitlines()
+    finally:
+        os.close(ours)
+        os.close(theirs)
+
+
+def wait_for_state(site: Installation, name: str, state: str) -> dict[str, Any]:
+    site.lab.wait_for(lambda: site.row(name)["state"] == state, what=f"{name} is {state}")
+    return site.row(name)
+
+
+def test_every_way_to_be_down_is_told(site: Installation) -> None:
+    lab = site.lab
+    site.good("pause", "tag-1")
+    lab.stop("tag-2")
+    lab.systemctl("mask", "--now", "nomarr-worker@tag-3.service")
+    # A bound unit's stop takes need-1 along; need-0 has the same, as Requires= does.
+    lab.systemctl("stop", "ops-db.service")
+    Path(lab.runtime, "there").unlink()
+    lab.systemctl("start", "nomarr-worker@need-0.service", check=False)
+    # Nobody is told of it: its hooks are gone, and so is the reconciler.
+    quiet = "[Unit]\nOnSuccess=\nOnFailure=\n"
+    lab.write_unit("nomarr-worker@tag-4.service.d/60-quiet.conf", quiet)
+    for hook in ("nomarr-onfailure@tag-4.service", "nomarr-onsuccess@tag-4.service"):
+        lab.systemctl("mask", hook)
+    lab.systemctl("stop", "nomarr-reconcile.timer", "nomarr-reconcile-soon.timer")
+    lab.reload()
+    lab.systemctl("kill", "--signal=KILL", "nomarr-worker@tag-4.service")
+    # systemd does not load what has no type that it knows.
+    lab.write_unit("nomarr-worker@tag-5.service.d/60-broken.conf", "[Service]\nType=nonsense\n")
+    lab.stop("tag-5")
+    lab.write_unit(
+        "nomarr-worker@tag-5.service.d/60-broken.conf", "[Service]\nExecStart=\nType=oneshot\n"
+    )
+    lab.reload()
+
+    assert wait_for_state(site, "tag-0", "healthy")["trouble"] is None
+    assert wait_for_state(site, "tag-1", "paused")["trouble"] is None
+    assert wait_for_state(site, "tag-2", "stopped")["trouble"] is None
+    assert wait_for_state(site, "once-0", "finished")["trouble"] is None
+    late = wait_for_state(site, "late-0", "restarting")
+    assert late["trouble"] == "it failed, and its restart is due"
+    assert late["next_restart_in_s"] > 0
+    masked = wait_for_state(site, "tag-3", "masked")
+    assert masked["trouble"] == "failed for good: masked, and nobody knows why"
+    fail = wait_for_state(site, "fail-0", "masked")
+    assert fail["trouble"] == "failed for good: 2 restarts within 5 min, the limit is 2"
+    waiting = wait_for_state(site, "need-0", "waiting")
+    assert waiting["trouble"] == "it waits: it needs ops-db.service, which is failed"
+    bound = wait_for_state(site, "need-1", "stopped")
+    assert bound["trouble"] == "it was stopped with ops-db.service, which is failed"
+    lost = wait_for_state(site, "tag-4", "failed")
+    assert lost["trouble"] == "it is failed, and nothing will start it"
+    broken = site.row("tag-5")
+    assert broken["trouble"] == f"systemd cannot load its unit: {broken['load']}"
+    assert broken["load"] in ("bad-setting", "error")
+
+    wrong = ["fail-0", "late-0", "need-0", "need-1", "tag-3", "tag-4", "tag-5"]
+    done = site.ctl("status", "--problems", "--json")
+    assert done.returncode == 3
+    shown = [each["instance"] for each in json.loads(done.stdout)]
+    assert sorted(shown) == wrong
+    text = site.ctl("status", "--problems").stdout
+    for name in ("tag-0", "tag-1", "tag-2", "once-0"):
+        assert f"\n{name} " not in text
+    for name in wrong:
+        assert f"\n{name} " in text
+    assert "tag-4: it is failed, and nothing will start it" in text
+    findings = [
+        each for each in site.json("doctor", status=1)["findings"] if each["check"] == "workers"
+    ]
+    bad = " ".join(each["text"] for each in findings if each["level"] == "bad")
+    for name in ("fail-0", "need-0", "need-1", "tag-3", "tag-4", "tag-5"):
+        assert name in bad
+    assert findings
+    assert "once-0" not in bad + " ".join(
+        each["text"] for each in findings if each["level"] == "warn"
+    )
+    # Each cure is a command that can be given.
+    [cure] = [each["mend"] for each in findings if "need-1" in each["text"]]
+    assert cure == "systemctl --user start ops-db.service nomarr-worker@need-1.service"
+
+
+def test_the_exit_status_says_it(site: Installation) -> None:
+    site.lab.wait_for(lambda: site.row("fail-0")["state"] == "masked", what="fail-0 is masked")
+    assert site.ctl("status", "tag").returncode == 0
+    assert site.ctl("status", "tag", "--problems").stdout == (
+        "No problems: 6 workers, none in trouble.\n"
+    )
+    assert site.ctl("status", "tag", "--problems").returncode == 0
+    assert site.ctl("status").returncode == 3
+    site.good("pause", "tag-1")
+    assert site.ctl("status", "tag").returncode == 3
+    assert site.ctl("status", "tag", "--problems").returncode == 0, "a pause is no problem"
+    site.good("resume", "tag-1")
+    site.wait_until_healthy("tag-1")
+    site.lab.systemctl("stop", "nomarr-supervisor.socket", "nomarr-supervisor.service")
+    assert site.ctl("status", "tag-0").returncode == 1, "nobody knows whether it is healthy"
+
+
+def test_when_it_is_longer_than_the_screen_trouble_comes_first(site: Installation) -> None:
+    site.lab.wait_for(lambda: site.row("fail-0")["state"] == "masked", what="fail-0 is masked")
+    lines = show_on_terminal(site, "status", rows=12)
+    pools = [line.partition(":")[0] for line in lines if " worker" in line and ": " in line]
+    assert pools[0] == "fail"
+    assert pools.index("late") < pools.index("tag")
+    assert not [line for line in lines if line.startswith("tag-")], "only counted"
+    assert [line for line in lines if line.startswith("tag: 6 workers, 6 healthy")]
+    assert [line for line in lines if "healthy, and only counted here" in line]
+    lines = show_on_terminal(site, "status", rows=60)
+    assert [line for line in lines if line.startswith("tag-5 ")]
