@@ -15,8 +15,12 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from nomarr_systemd.cli.events import describe
+from nomarr_systemd.core.errors import NomarrError
+from nomarr_systemd.jobs.view import view_job
 from nomarr_systemd.live import answers, client
 from nomarr_systemd.live.client import Batch
+from nomarr_systemd.operate import job_reading
+from nomarr_systemd.operate.job_reading import LiveReader
 
 DEADLINE_S = 20.0  # of questions that are answered somehow: never waited for
 POISON = "\x1b]0;owned\x07\x1b[2J\x9b1m\r\n<0>forged\u202e\u2066\x7f\x00\ud800"
@@ -240,6 +244,43 @@ def test_an_event_without_end_is_given_up_and_costs_what_it_is_long(server: Serv
     server.answer = in_pieces
     events = list(client.subscribe(server.path, ["worker:*"], total_s=DEADLINE_S))
     assert [len(event["n"]) for event in events] == [50_000]
+
+
+def test_jobs_that_never_end_and_have_keys_of_another_type(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What members of nomarr-view are told about jobs is the supervisor's word."""
+    monkeypatch.setattr(job_reading, "_WALK_S", 0.5)
+
+    def lie(connection: socket.socket) -> None:
+        job = {"id": f"tag:{server.asked:09}", "_key": 5, "path": [POISON], "raw": 7, "status": {}}
+        answer = {"ok": True, "jobs": [job, 5, []], "counts": {"pending": POISON, "done": True}}
+        connection.sendall(json.dumps(answer).encode() + b"\n")
+
+    server.answer = lie
+    reader = LiveReader(server.path)
+    assert set(reader.count("tag").values()) == {0}
+    look_at(view_job(reader.find("tag", "a")))
+    seen = []
+    with pytest.raises(NomarrError, match="the rest is left out"):
+        seen += map(view_job, reader.walk("tag", "pending"))
+    for job in reader.walk("tag", "pending"):
+        look_at(view_job(job))
+        break
+    server.answer = lambda connection: connection.sendall(
+        b'{"ok":true,"jobs":[{"id":"same","path":"x"}]}\n'
+    )
+    assert len(list(reader.walk("tag", "pending"))) == 2  # it does not go on
+
+
+def test_a_link_in_place_of_the_socket_is_not_followed(server: Server, tmp_path: Path) -> None:
+    """It may lead to any socket of root's, which would be believed."""
+    link = tmp_path / "link.sock"
+    link.symlink_to(server.path)
+    assert client.ask(str(link), {"op": "snapshot"}) == {}
+    with pytest.raises(client.NoSupervisor):
+        client.Subscription(str(link), ["*"])
+    assert server.asked == 0
 
 
 def test_a_topic_takes_no_time_to_match() -> None:
