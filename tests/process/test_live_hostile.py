@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ NAMES = (
     "workers", "component", "status", "phase", "current_job", "invocation", "disagreement",
     "labels", "label", "job", "outcomes", "settled", "quarantined", "refund", "fail_pool",
     "frames", "run", "topic", "type", "timestamp", "worker", "system", "queue", "errors",
-    "last_crash", "supervisor",
+    "last_crash", "supervisor", "progress_age_s", "frame_age_s", "metrics",
 )  # fmt: skip
 LEAVES = (
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20)
@@ -121,8 +122,13 @@ def look_at(value: object) -> None:
 def parse_all(answer: dict[str, Any]) -> None:
     """All parsers on one answer: values of their types, or nothing."""
     for worker in (answers.parse_workers(answer) or {}).values():
-        assert all(type(field) is str for field in worker)
-        look_at(worker._replace(job=""))
+        *texts, progress_age_s, frame_age_s, metrics = worker
+        assert all(type(field) is str for field in texts)
+        for number in (progress_age_s, frame_age_s):
+            assert number is None or (type(number) is float and isfinite(number) and number >= 0)
+        assert all(abs(number) < 1e15 for number in metrics.values())
+        assert len(metrics) <= 100
+        look_at([*worker._replace(job=""), *metrics])
         assert len(worker.job) <= answers.MAX_JOB
     for run, label in answers.parse_labels(answer).items():
         assert type(run) is type(label) is str
@@ -261,12 +267,8 @@ def test_jobs_that_never_end_and_have_keys_of_another_type(
     reader = LiveReader(server.path)
     assert set(reader.count("tag").values()) == {0}
     look_at(view_job(reader.find("tag", "a")))
-    seen = []
     with pytest.raises(NomarrError, match="the rest is left out"):
-        seen += map(view_job, reader.walk("tag", "pending"))
-    for job in reader.walk("tag", "pending"):
-        look_at(view_job(job))
-        break
+        look_at([view_job(job) for job in reader.walk("tag", "pending")])
     server.answer = lambda connection: connection.sendall(
         b'{"ok":true,"jobs":[{"id":"same","path":"x"}]}\n'
     )
