@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterable
+from string import ascii_letters, digits
 from time import gmtime, strftime
 from typing import Final, NamedTuple
 
@@ -28,6 +29,7 @@ from nomarr_systemd.store.protocol import Store
 
 SUFFIX: Final = ".json"
 PATIENCE_S: Final = 2.0
+_PLAIN: Final = frozenset(f"{ascii_letters}{digits} -")  # what needs no quoting in a unit's file
 MAX_BYTES: Final = 512 << 10  # a full ring has 30 kB, and 460 kB with the longest texts
 
 
@@ -147,7 +149,7 @@ def describe_past(text: str) -> str:
         except (TypeError, ValueError, OverflowError, OSError):
             continue  # it is damaged, which is told elsewhere
         if record.action in DECISIONS and record.kind:
-            word = "".join(sign for sign in crash_word(record) if sign.isalnum() or sign in " -")
+            word = "".join(sign for sign in crash_word(record) if sign in _PLAIN)
             last = f"last crash {word} at {when}"
             break
     return f"{count(restarts, 'restart')}, {last}" if last else ""

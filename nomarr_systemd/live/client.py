@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import stat
 import struct
 import time
 from collections.abc import Generator, Mapping, Sequence
@@ -197,6 +198,8 @@ def is_supervisor(connection: socket.socket) -> bool:
 
 def _send(connection: socket.socket, path: str, request: Mapping[str, object], ends: float) -> None:
     connection.settimeout(_left_s(ends))
+    if stat.S_ISLNK(os.lstat(path).st_mode):
+        raise NoSupervisor(f"{path} is a link to another socket")
     connection.connect(path)
     if not is_supervisor(connection):
         raise NoSupervisor(f"{path} is served by a process of another user")

@@ -5,6 +5,7 @@ supervisor, which answers members of the group of readers.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final, Protocol
@@ -23,6 +24,7 @@ from nomarr_systemd.store.protocol import Store
 
 _PAGE: Final = 200  # the most that the supervisor sends
 _TIMEOUT_S: Final = 10.0  # it reads the store for the answer
+_WALK_S: Final = 60.0  # for all jobs of a status; a million take about that long
 
 
 class JobReader(Protocol):
@@ -79,11 +81,17 @@ class LiveReader:
 
     def walk(self, pool: str, status: Status) -> Iterator[Doc]:
         after = ""
+        ends = time.monotonic() + _WALK_S
         while page := self._docs(pool=pool, status=status, limit=_PAGE, after=after):
             yield from page
             if page[-1]["_key"] <= after:
                 return  # it does not go on
             after = page[-1]["_key"]
+            if time.monotonic() > ends:  # the supervisor is not trusted to come to an end
+                raise NomarrError(
+                    f"the supervisor has sent jobs for {_WALK_S:.0f} s; the rest is left out",
+                    hint="use --limit; or sudo, which reads the store itself",
+                )
 
     def find(self, pool: str, job: str) -> Doc:
         found = self._docs(pool=pool, job=job)
@@ -93,7 +101,7 @@ class LiveReader:
 
     def _docs(self, **request: object) -> list[Doc]:
         jobs = get_objects(self._ask(**request), "jobs")
-        return [{"_key": str(each.get("id", "")), **each} for each in jobs]
+        return [{**each, "_key": str(each.get("id", ""))} for each in jobs]
 
     def _ask(self, **request: object) -> dict[str, Any]:
         answer = client.ask(self._path, {"op": JOBS_OF, **request}, timeout_s=_TIMEOUT_S)

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from nomarr_systemd.core.ledger_record import Record
+from nomarr_systemd.core.ledger_record import Record, crash_word
 from nomarr_systemd.core.text import clean, describe_ms
 from nomarr_systemd.core.time import age_ms
 from nomarr_systemd.postmortem.advice import advise
@@ -105,6 +105,7 @@ def record_to_json(record: Record) -> dict[str, Any]:
         "invocation": record.invocation or None,
         "kind": record.kind or None,
         "code": record.code if record.kind else None,
+        "word": crash_word(record) if record.kind else None,
         "reason": record.reason,
         "action": record.action,
         "delay_ms": record.delay_ms,

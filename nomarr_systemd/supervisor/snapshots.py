@@ -86,10 +86,18 @@ class Waiting:
             return not self._is_closed
 
     def done(self, batch: Batch) -> None:
-        """Remove a batch that was written, unless it was dropped meanwhile."""
+        """Remove a batch that was written. If it was dropped meanwhile, it is not lost."""
         with self._changed:
             if self._batches and self._batches[0] is batch:
                 self._remove()
+            else:
+                self._dropped -= len(batch[1])
+
+    def give_up(self, batch: Batch) -> None:
+        """Drop a batch that cannot be written, unless that has happened already."""
+        with self._changed:
+            if self._batches and self._batches[0] is batch:
+                self._dropped += self._remove()
 
     def take_dropped(self) -> int:
         """The number of samples dropped since the last call."""
@@ -161,7 +169,7 @@ class Snapshots:
             except Exception as error:  # the thread's outermost loop; only this batch is lost
                 hint = error.hint if isinstance(error, NomarrError) else type(error).__name__
                 self._complain(error, hint)
-                self._waiting.done(batch)
+                self._waiting.give_up(batch)
         if store is not None:
             store.close()
 

@@ -1,7 +1,7 @@
 """Events for many readers: a bounded ring, coalescing, resuming, and what a slow reader lost.
 
-No socket and no clock. A reader is a place in the ring; readers with the same topics at the same
-place share the encoded bytes.
+No socket and no clock. A reader is a place in the ring. Events are encoded once; what a reader is
+sent are references to them, so one that does not read holds no copies.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
@@ -52,9 +52,9 @@ class Broker:
         self._ring: deque[Event] = deque()
         self._bytes = 0
         self._state: dict[str, dict[str, Any]] = {}
-        self._made: dict[tuple[tuple[str, ...], int], tuple[bytes, int]] = {}
+        self._made: dict[tuple[tuple[str, ...], int], tuple[list[bytes], int]] = {}
 
-    def add_reader(self, topics: list[str], last_event_id: str) -> tuple[Reader, bytes]:
+    def add_reader(self, topics: list[str], last_event_id: str) -> tuple[Reader, Iterable[bytes]]:
         """A new reader, and what it gets first: what it missed, or a snapshot of each topic."""
         epoch, _, number = last_event_id.partition("-")
         known = epoch == self.epoch and number.isascii() and number.isdigit()
@@ -62,7 +62,7 @@ class Broker:
         if known and first - 1 <= int(number[:18]) <= self.last:
             reader = Reader(topics, int(number))
             self.readers.add(reader)
-            return reader, b": resumed\n\n"
+            return reader, [b": resumed\n\n"]
         reader = Reader(topics, self.last)
         self.readers.add(reader)
         return reader, self.snapshot(reader)
@@ -86,29 +86,31 @@ class Broker:
     def has_news(self, reader: Reader) -> bool:
         return reader.place < self.last
 
-    def take(self, reader: Reader) -> bytes:
-        """All that is new for a reader, as bytes to send; b"" if there is nothing."""
+    def take(self, reader: Reader) -> list[bytes]:
+        """All that is new for a reader, as pieces to send."""
         if reader.place >= self.last:
-            return b""
+            return []
         key = (reader.key, reader.place)
         made = self._made.get(key)
         if made is None:
             made = self._made[key] = (self._make(reader), self.last)
-        text, reader.place = made
+        pieces, reader.place = made
         if reader.lost:
             notice = {"topic": reader.patterns.first, "type": "lost", "count": reader.lost}
             reader.lost = 0
-            text = encode(notice) + text
-        return text
+            pieces = [encode(notice), *pieces]
+        return pieces
 
-    def snapshot(self, reader: Reader) -> bytes:
-        """The present state of each topic that a reader wants."""
-        pieces = [
-            encode({**event, "type": "snapshot"}, f"{self.epoch}-{reader.place}")
-            for topic, event in self._state.items()
-            if reader.patterns.match(topic)
-        ]
-        return b"".join(pieces) or b": nothing yet\n\n"
+    def snapshot(self, reader: Reader) -> Iterator[bytes]:
+        """The state of each topic that a reader wants, at the moment when it is asked for: a
+        client that reads slowly gets newer states, and then their changes once more."""
+        number = f"{self.epoch}-{reader.place}"
+        topics = [topic for topic in self._state if reader.patterns.match(topic)]
+        for topic in topics:
+            if topic in self._state:
+                yield encode({**self._state[topic], "type": "snapshot"}, number)
+        if not topics:
+            yield b": nothing yet\n\n"
 
     def states(self, name: str) -> Iterator[dict[str, Any]]:
         """The latest ``worker``, ``queue`` or ``system`` of every topic that has one."""
@@ -138,7 +140,7 @@ class Broker:
                 jobs.append(job)
             self._state[topic] = {**self._state[topic], "jobs": jobs}
 
-    def _make(self, reader: Reader) -> bytes:
+    def _make(self, reader: Reader) -> list[bytes]:
         first = self._ring[0].number
         skipped = max(0, reader.place - first + 1)
         found: dict[Any, bytes] = {}
@@ -148,7 +150,7 @@ class Broker:
             key: Any = event.topic if event.type in _STATES else event.number
             found.pop(key, None)  # the order is that of the last one
             found[key] = event.text
-        return b"".join(found.values())
+        return list(found.values())
 
     def _drop(self, event: Event) -> None:
         self._bytes -= len(event.text)

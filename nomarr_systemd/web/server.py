@@ -20,6 +20,8 @@ MAX_CONNECTIONS: Final = 3000
 MAX_HEADER: Final = 16_384
 MAX_BODY: Final = 1024
 IDLE_S: Final = 20.0  # for a request to be complete, and between two of them
+UNREAD_S: Final = 60.0  # how long a client may read nothing of what it is sent
+_SEND_BUFFER: Final = 1 << 16  # of each connection, in the kernel; it counts twice this
 _WORKER: Final = r"([A-Za-z0-9_:@.%\-]{1,200})"  # Tornado decodes it
 _SOCKET_MODE: Final = 0o660
 
@@ -91,10 +93,15 @@ def make_server(
     return server
 
 
-def open_sockets(listen: str) -> list[socket.socket]:
-    """Open the listening sockets; OSError if the address cannot be used."""
+def open_sockets(listen: str, *, unread_s: float = UNREAD_S) -> list[socket.socket]:
+    """Open the listening sockets; OSError if the address cannot be used. Their connections
+    inherit the limits: the kernel closes one whose client reads nothing."""
     if listen.startswith("/"):
         os.makedirs(os.path.dirname(listen), 0o755, exist_ok=True)
-        return [bind_unix_socket(listen, mode=_SOCKET_MODE)]
+        return [bind_unix_socket(listen, mode=_SOCKET_MODE)]  # whose buffers are small
     host, port = parse_address(listen)
-    return bind_sockets(port, host, reuse_port=False)
+    sockets = bind_sockets(port, host, reuse_port=False)
+    for each in sockets:
+        each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
+        each.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(unread_s * 1000))
+    return sockets

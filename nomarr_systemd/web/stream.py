@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Iterable
+from itertools import chain
 from typing import Final
 
 from tornado.iostream import StreamClosedError
@@ -19,6 +21,7 @@ from nomarr_systemd.web.upstream import LOST
 MAX_CLIENTS: Final = 1000
 MAX_FRAME_CLIENTS: Final = 32  # each has a connection of its own to the supervisor
 HEARTBEAT_S: Final = 15.0
+_BLOCK: Final = 1 << 16  # bytes that are copied for a client at a time
 _MAX_FRAMES: Final = 200  # events with frames that wait for a client
 
 
@@ -33,14 +36,14 @@ class Frames:
         self._lost = 0
         self.arrived = asyncio.Event()
 
-    def take(self) -> bytes:
+    def take(self) -> list[bytes]:
         pieces, self._waiting = self._waiting, []
         if self._lost:
             notice = {"topic": self._topics[0], "type": "lost", "count": self._lost}
             pieces.insert(0, encode(notice))
             self._lost = 0
         self.arrived.clear()
-        return b"".join(pieces)
+        return pieces
 
     async def run(self) -> None:
         while True:
@@ -92,8 +95,9 @@ class EventsHandler(Handler):
         reader, first = site.broker.add_reader(
             others or ["none"], self.request.headers.get("Last-Event-ID", "")
         )
+        notices = [b"retry: 2000\n\n"]
         if not site.upstream.is_connected and reader.patterns.match(SYSTEM):
-            first += encode(make_event(SYSTEM, LOST))
+            notices.append(encode(make_event(SYSTEM, LOST)))
         site.frame_clients += bool(frames)
         self._task = asyncio.current_task()
         source = Frames(site.scope.paths.live, frames) if frames else None
@@ -101,8 +105,7 @@ class EventsHandler(Handler):
         try:
             self.set_header("Content-Type", "text/event-stream; charset=utf-8")
             self.set_header("X-Accel-Buffering", "no")  # for nginx
-            self.write(b"retry: 2000\n\n" + first)
-            await self.flush()
+            await self._send(chain(notices, first))
             await self._stream(reader, source)
         except (StreamClosedError, asyncio.CancelledError):
             pass  # the client has left, or this program ends
@@ -122,14 +125,28 @@ class EventsHandler(Handler):
             quiet_until = loop.time() + HEARTBEAT_S
             if not broker.has_news(reader):
                 await self._wait(HEARTBEAT_S, source)
-            text = broker.take(reader) + (source.take() if source else b"")
-            if not text and loop.time() < quiet_until:
+            pieces = broker.take(reader) + (source.take() if source else [])
+            if not pieces and loop.time() < quiet_until:
                 continue
-            self.write(text or b": still here\n\n")
-            # Until the client has read it: meanwhile its events wait in the ring, or are lost.
-            await self.flush()
+            await self._send(pieces or [b": still here\n\n"])
             if broker.has_news(reader):
                 await asyncio.sleep(EVERY_S)
+
+    async def _send(self, pieces: Iterable[bytes]) -> None:
+        """Write in blocks, each when the client has read the one before. Meanwhile its events
+        wait in the ring, or are lost."""
+        block: list[bytes] = []
+        size = 0
+        for piece in pieces:
+            block.append(piece)
+            size += len(piece)
+            if size >= _BLOCK:
+                self.write(b"".join(block))
+                await self.flush()
+                block, size = [], 0
+        if block:
+            self.write(b"".join(block))
+            await self.flush()
 
     async def _wait(self, timeout_s: float, source: Frames | None) -> None:
         if source is None:

@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,12 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from nomarr_systemd.cli.events import describe
+from nomarr_systemd.core.errors import NomarrError
+from nomarr_systemd.jobs.view import view_job
 from nomarr_systemd.live import answers, client
 from nomarr_systemd.live.client import Batch
+from nomarr_systemd.operate import job_reading
+from nomarr_systemd.operate.job_reading import LiveReader
 from tests.support.depth import times
 
 DEADLINE_S = 20.0  # of questions that are answered somehow: never waited for
@@ -25,7 +30,7 @@ NAMES = (
     "workers", "component", "status", "phase", "current_job", "invocation", "disagreement",
     "labels", "label", "job", "outcomes", "settled", "quarantined", "refund", "fail_pool",
     "frames", "run", "topic", "type", "timestamp", "worker", "system", "queue", "errors",
-    "last_crash", "supervisor",
+    "last_crash", "supervisor", "progress_age_s", "frame_age_s", "metrics",
 )  # fmt: skip
 LEAVES = (
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20)
@@ -118,8 +123,13 @@ def look_at(value: object) -> None:
 def parse_all(answer: dict[str, Any]) -> None:
     """All parsers on one answer: values of their types, or nothing."""
     for worker in (answers.parse_workers(answer) or {}).values():
-        assert all(type(field) is str for field in worker)
-        look_at(worker._replace(job=""))
+        *texts, progress_age_s, frame_age_s, metrics = worker
+        assert all(type(field) is str for field in texts)
+        for number in (progress_age_s, frame_age_s):
+            assert number is None or (type(number) is float and isfinite(number) and number >= 0)
+        assert all(abs(number) < 1e15 for number in metrics.values())
+        assert len(metrics) <= 100
+        look_at([*worker._replace(job=""), *metrics])
         assert len(worker.job) <= answers.MAX_JOB
     for run, label in answers.parse_labels(answer).items():
         assert type(run) is type(label) is str
@@ -243,6 +253,39 @@ def test_an_event_without_end_is_given_up_and_costs_what_it_is_long(server: Serv
     server.answer = in_pieces
     events = list(client.subscribe(server.path, ["worker:*"], total_s=DEADLINE_S))
     assert [len(event["n"]) for event in events] == [50_000]
+
+
+def test_jobs_that_never_end_and_have_keys_of_another_type(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What members of nomarr-view are told about jobs is the supervisor's word."""
+    monkeypatch.setattr(job_reading, "_WALK_S", 0.5)
+
+    def lie(connection: socket.socket) -> None:
+        job = {"id": f"tag:{server.asked:09}", "_key": 5, "path": [POISON], "raw": 7, "status": {}}
+        answer = {"ok": True, "jobs": [job, 5, []], "counts": {"pending": POISON, "done": True}}
+        connection.sendall(json.dumps(answer).encode() + b"\n")
+
+    server.answer = lie
+    reader = LiveReader(server.path)
+    assert set(reader.count("tag").values()) == {0}
+    look_at(view_job(reader.find("tag", "a")))
+    with pytest.raises(NomarrError, match="the rest is left out"):
+        look_at([view_job(job) for job in reader.walk("tag", "pending")])
+    server.answer = lambda connection: connection.sendall(
+        b'{"ok":true,"jobs":[{"id":"same","path":"x"}]}\n'
+    )
+    assert len(list(reader.walk("tag", "pending"))) == 2  # it does not go on
+
+
+def test_a_link_in_place_of_the_socket_is_not_followed(server: Server, tmp_path: Path) -> None:
+    """It may lead to any socket of root's, which would be believed."""
+    link = tmp_path / "link.sock"
+    link.symlink_to(server.path)
+    assert client.ask(str(link), {"op": "snapshot"}) == {}
+    with pytest.raises(client.NoSupervisor):
+        client.Subscription(str(link), ["*"])
+    assert server.asked == 0
 
 
 def test_a_topic_takes_no_time_to_match() -> None:

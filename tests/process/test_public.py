@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from string import ascii_letters, digits
 
 import pytest
 from hypothesis import given
@@ -15,7 +16,12 @@ from nomarr_systemd.core.ids import Component
 from nomarr_systemd.core.json import JsonError, as_object, get_dict, get_int, get_str
 from nomarr_systemd.core.policy import Rules
 from nomarr_systemd.core.time import Moment
-from nomarr_systemd.ledger.public import list_published, read_published
+from nomarr_systemd.ledger.public import (
+    Publisher,
+    describe_past,
+    list_published,
+    read_published,
+)
 from tests.support.capabilities import needs_root
 from tests.support.moments import death
 from tests.support.users import NOBODY, run_as
@@ -24,6 +30,39 @@ TAG = Component("tag", 0)
 NOW = Moment(1_000_000, "b" * 32, 5_000)
 ACCOUNT, _ = book_keeping.record_failure(Account(TAG.component_id), death("a" * 32), Rules(), NOW)
 DOC = json.loads(json.dumps(book_keeping.to_doc(ACCOUNT)))
+
+
+def test_the_past_is_one_plain_variable_of_the_unit(tmp_path: Path) -> None:
+    """systemd reads it into the environment of a worker, whoever has written the records."""
+    publisher = Publisher(str(tmp_path / "public"))
+    publisher.publish(["worker:tag:0"], lambda _key: json.dumps(DOC))
+    [line] = (tmp_path / "past" / "tag-0").read_text().splitlines()
+    assert line == 'NOMARR_PAST="1 restart, last crash exit -1 at 1970-01-01 00:16:40 UTC"'
+    assert (tmp_path / "past" / "tag-0").stat().st_mode & 0o777 == 0o600
+    publisher.publish(["worker:tag:0"], lambda _key: None)
+    assert list((tmp_path / "past").iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ['x"\nLD_PRELOAD=/tmp/evil.so\n"', "$(id)", "\u00e9\u0663", "\\"])
+def test_no_record_adds_a_variable(kind: str) -> None:
+    row = ACCOUNT.records[-1]._replace(kind=kind).write()
+    past = describe_past(json.dumps(DOC | {"records": [row]}))
+    assert set(past) <= set(f"{ascii_letters}{digits} ,:-")
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        5,
+        None,
+        "1|2",
+        ACCOUNT.records[-1]._replace(wall_ms=10**30).write(),
+        ACCOUNT.records[-1]._replace(wall_ms=-(10**30)).write(),
+    ],
+)
+def test_a_damaged_record_has_no_past(row: object) -> None:
+    """What a database server sends may have any shape."""
+    assert describe_past(json.dumps(DOC | {"records": [row]})) == ""
 
 
 def test_an_account_comes_back_as_it_was(tmp_path: Path) -> None:

@@ -274,27 +274,34 @@ def test_a_store_that_is_no_use_changes_nothing(lab: Lab, how: str) -> None:
     if how == "failing":
         with open(work, "w", encoding="ascii"):
             pass  # a file in the directory's place
-        mark = "could not be written"
     else:
         store = SqliteStore(lab.paths.state, "work")
         locked = sqlite3.connect(store.path, isolation_level=None)
         locked.execute("BEGIN IMMEDIATE")  # and every write waits for two seconds
-        mark = "could not be written"
     lab.start()
     events = lab.subscribe()
     lab.begin_run("tag-0")
     writer = lab.writer("tag-0")
     deadline = time.monotonic() + PATIENCE_S
     jobs = 0
-    while mark not in lab.said() or jobs < 50:
+    while "could not be written" not in lab.said() or jobs < 50:
         assert time.monotonic() < deadline
         jobs += 1
         writer.frame(job=str(jobs))
         events.until(lambda event: event["worker"]["current_job"] == str(jobs))  # noqa: B023
-    assert lab.kill(15) == 0
     if how == "slow":
+        locked_until_ms = time.time_ns() // 1_000_000
         locked.close()
+        sampled: list[int] = []
+        while not sampled or sampled[-1] <= locked_until_ms:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+            sampled = [doc["wall_ms"] for doc in store.find("health_history")]
         store.close()
+        assert "the history store is back dropped_samples=0" in lab.said()
+        # All that was sampled meanwhile is there, and not only the last.
+        assert len([moment for moment in sampled if moment < locked_until_ms]) >= 3
+    assert lab.kill(15) == 0
 
 
 def test_its_own_watchdog_is_fed_by_the_loop(lab: Lab) -> None:

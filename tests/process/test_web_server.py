@@ -123,9 +123,12 @@ def test_who_comes_without_a_supervisor_is_told() -> None:
 
 
 @contextmanager
-def serve_here(idle_s: float = 30.0, max_connections: int = 100) -> Iterator[int]:
+def serve_here(
+    idle_s: float = 30.0, max_connections: int = 100, unread_s: float = 30.0
+) -> Iterator[int]:
     """The server itself in a thread, with lower limits; its port."""
-    sockets = open_sockets(f"127.0.0.1:{find_port()}")  # from here on clients may connect
+    address = f"127.0.0.1:{find_port()}"
+    sockets = open_sockets(address, unread_s=unread_s)  # from here on clients may connect
     loop, ended = asyncio.new_event_loop(), asyncio.Event()
 
     async def run() -> None:
@@ -175,6 +178,21 @@ def test_who_says_nothing_is_cut_off() -> None:
     with serve_here(idle_s=1.0) as port, socket.create_connection(("127.0.0.1", port)) as link:
         link.settimeout(PATIENCE_S)
         assert link.recv(1) == b""
+
+
+def test_who_reads_nothing_is_cut_off() -> None:
+    """Of answers that are larger than the buffers between; it has the only place."""
+    with serve_here(max_connections=1, unread_s=1.0) as port, socket.socket() as link:
+        link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        link.connect(("127.0.0.1", port))
+        link.sendall(b"GET /api/openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 20)
+        assert link.recv(1) == b"H"
+        client = Client(port)
+        assert not is_served(client)
+        ends = time.monotonic() + PATIENCE_S
+        while not is_served(client):
+            assert time.monotonic() < ends, "it was never cut off"
+            time.sleep(0.05)
 
 
 def is_served(client: Client) -> bool:

@@ -136,6 +136,7 @@ listen((what, id) => {
     said.textContent = worker ? `${worker.instance} died` : "";
     view?.draw(filter.value.trim(), pool, what, id);
   }
+  if (what === "lines") view?.draw(filter.value.trim(), pool, what);
   if (what === "all") {
     const names = new Set();
     for (const worker of known.workers.values()) names.add(worker.instance).add(worker.pool).add(`state:${worker.state}`);

@@ -42,6 +42,11 @@ export function shortPath(text) {
   return plain(parts.length > 2 ? `…/${parts.at(-1)}` : text, 120);
 }
 
+// worker:tag:0 → tag-0, as everywhere else on the page.
+export function shortName(id) {
+  return plain(String(id).replace(/^worker:([a-z0-9_]+):([0-9]+)$/, "$1-$2"), 60);
+}
+
 // Control characters and those that turn text around are made visible, as nomarrctl does.
 export function plain(text, most = 300) {
   const shown = String(text ?? "").replace(

@@ -1,5 +1,5 @@
 // Queues: depth, rate, time left, and what failed or was set aside, with the evidence.
-import { h, put, plain, duration, command, moment, ago } from "./dom.js";
+import { h, put, plain, duration, command, moment, ago, shortName } from "./dom.js";
 import { get } from "./transport.js";
 import { known, command as ctl, question } from "./store.js";
 import { showJob } from "./worker.js";
@@ -117,11 +117,11 @@ export class IncidentsView {
     const cards = known.incidents.map((each) => h("section", { class: `card wide ${each.open ? "tone-bad" : ""}` },
       h("div", { class: "card-head" }, h("h2", {}, plain(each.pool)), h("span", { class: `pill tone-${each.open ? "bad" : "good"}` }, each.open ? "open" : "over")),
       h("p", {}, plain(each.text, 400)),
-      h("dl", {}, [["canary", each.canary && h("a", { href: `/?worker=${encodeURIComponent(each.canary)}`, "data-nav": true }, plain(each.canary))],
+      h("dl", {}, [["canary", each.canary && h("a", { href: `/?worker=${encodeURIComponent(each.canary)}`, "data-nav": true }, shortName(each.canary))],
         ["opened", each.opened_ms && ago(each.opened_ms)], ["closed", each.closed_ms && ago(each.closed_ms)], ["how", each.closed && plain(each.closed, 400)],
-        ["held", each.held.length ? each.held.map((id) => [h("a", { href: `/?worker=${encodeURIComponent(id)}`, "data-nav": true }, id), " "]).flat() : null]]
+        ["held", each.held.length ? each.held.map((id) => [h("a", { href: `/?worker=${encodeURIComponent(id)}`, "data-nav": true }, shortName(id)), " "]).flat() : null]]
         .filter(([, value]) => value).map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)])),
-      each.open && each.canary && command(question(`why ${each.canary}`), "what ended the canary"),
+      each.open && each.canary && command(question(`why ${shortName(each.canary)}`), "what ended the canary"),
       each.open && command(ctl(`resume ${each.pool}`), "do not wait for the canary")));
     put(this.body, ...(cards.length ? cards : [h("p", { class: "empty" }, "No incident is on record.")]),
       ...(known.incidentNotes || []).map((note) => h("p", { class: "warn" }, plain(note, 400))));

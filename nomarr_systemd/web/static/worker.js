@@ -1,6 +1,6 @@
 // One worker: its state, its time line, each death with its post-mortem, frames, jobs, and what
 // another policy would have done.
-import { h, put, plain, duration, ago, moment, command } from "./dom.js";
+import { h, put, putAfter, plain, duration, ago, moment, command, shortName } from "./dom.js";
 import { axis, budget, timeline, tone } from "./charts.js";
 import { get, stream } from "./transport.js";
 import { known, jobStart, command as ctl, question, readWorker } from "./store.js";
@@ -8,7 +8,7 @@ import { pill, countdown, jobAge } from "./workers.js";
 
 const SPANS = [["6 h", 6], ["24 h", 24], ["7 days", 168], ["30 days", 720], ["1 year", 8760]];
 const MAX_FRAMES = 60;
-const WORDS = { on_exhausted: ["mask", "cooldown"] };
+const WORDS = { on_exhausted: ["mask", "cooldown"], on_clean_exit: ["restart", "stay"] };
 
 export class WorkerView {
   constructor(root, name) {
@@ -26,6 +26,9 @@ export class WorkerView {
       h("p", {}, h("a", { href: "/", "data-nav": true, "data-list": true }, "← all workers")),
       h("div", { class: "cards" }, this.head, this.actions, this.time, this.deaths, this.box, this.jobs, this.trial),
     );
+    this.spans = h("div", { class: "spans", role: "group", "aria-label": "Span of time" }, SPANS.map(([label, hours]) =>
+      h("button", { type: "button", "data-hours": hours, onclick: () => { this.hours = hours; this.readHistory(); } }, label)));
+    this.timeHead = h("div", { class: "card-head" }, h("h2", {}, "Health, deaths and decisions"), this.spans);
     this.drawFrames();
     readWorker(name).then((worker) => this.begin(worker), (error) => {
       put(this.head, h("h1", {}, plain(name)), h("p", { class: "bad" }, `${error.message}. ${error.hint || ""}`));
@@ -51,11 +54,12 @@ export class WorkerView {
     if (what === "crash" && id === worker.component) {
       setTimeout(() => { this.readHistory(); this.readJobs(); }, 400);
     }
+    if (what === "lines") this.readHistory(); // it goes on while the page stays open
     const key = JSON.stringify([worker, jobStart(worker)]);
     if (key === this.key) return;
     this.key = key;
     const facts = [
-      ["health", worker.health || "not known"], ["phase", worker.phase], ["unit", `${worker.active} (${worker.sub}), ${worker.load}`],
+      ["health", worker.health || "not known"], ["phase", worker.phase], ["unit", [...new Set([worker.active, worker.sub, worker.load])].join(", ")],
       ["pid", worker.pid], ["up for", worker.uptime_s === null ? null : duration(worker.uptime_s)],
       ["held", worker.held], ["failed", worker.failure_reason], ["ledger", worker.ledger_problem],
       ["disagreement", worker.disagreement],
@@ -96,25 +100,25 @@ export class WorkerView {
     } catch (error) {
       history = { since_ms: until - this.hours * 3600000, until_ms: until, health: [], records: [], notes: [error.message] };
     }
-    const choice = h("div", { class: "spans", role: "group", "aria-label": "Span of time" }, SPANS.map(([label, hours]) =>
-      h("button", { type: "button", "aria-pressed": String(hours === this.hours), onclick: () => { this.hours = hours; this.readHistory(); } }, label)));
-    put(this.time,
-      h("div", { class: "card-head" }, h("h2", {}, "Health, deaths and decisions"), choice),
+    for (const each of this.spans.children) each.setAttribute("aria-pressed", String(Number(each.dataset.hours) === this.hours));
+    putAfter(this.time, this.timeHead,
       timeline(history, Math.max(280, this.time.clientWidth - 36), (record) => this.open(record)),
       axis(history),
       h("p", { class: "legend soft" }, [["good", "healthy"], ["busy", "starting, recovering"], ["warn", "unhealthy"], ["bad", "crashed, failed"], ["idle", "stopped"]]
         .map(([name, words]) => h("span", {}, h("span", { class: `swatch fill-${name}` }), ` ${words}`)), h("span", {}, "▼ death"), h("span", {}, "● act of a person")),
       ...history.notes.map((note) => h("p", { class: "warn" }, plain(note, 400))),
     );
+    const key = JSON.stringify(history.records);
+    if (key === this.records) return; // an open post-mortem stays as it is
+    this.records = key;
     this.drawDeaths(history.records);
   }
 
   drawDeaths(records) {
     const open = new Set([...this.deaths.querySelectorAll("details[open]")].map((each) => each.dataset.run));
     const items = [...records].reverse().slice(0, 200).map((record) => {
-      const title = record.kind ? `${record.kind}${record.code ? ` ${record.code}` : ""}` : record.action;
-      const line = [ago(record.at_ms), h("b", { class: record.action === "fail" ? "bad" : "" }, plain(title, 40)),
-        h("span", {}, record.kind ? `${record.action}${record.action === "restart" ? ` after ${duration(record.delay_ms / 1000)}` : ""}` : `by ${plain(record.by || "nobody", 60)}`),
+      const line = [ago(record.at_ms), h("b", { class: record.action === "fail" ? "bad" : "" }, plain(record.word || record.action, 40)),
+        !record.text.startsWith(record.action) && h("span", {}, record.kind ? record.action : `by ${plain(record.by || "nobody", 60)}`),
         h("span", { class: "soft" }, plain(record.text, 160))];
       if (!record.kind || !record.invocation) return h("li", { class: "act-line" }, line);
       const body = h("div", { class: "why" });
@@ -214,13 +218,13 @@ export function showJob(job) {
     " ", h("span", { class: "path" }, plain(job.path, 200)), " ", job.updated_wall_ms && ago(job.updated_wall_ms)),
   error.message && !(job.crashes || []).length && h("div", { class: "soft" }, plain(`${error.type || "error"}: ${error.message}`, 400)),
   (job.crashes || []).length > 0 && h("ul", { class: "evidence" }, job.crashes.map((each) => h("li", {},
-    "killed ", h("a", { href: `/?worker=${encodeURIComponent(each.component_id)}`, "data-nav": true }, plain(each.component_id, 60)), " ", ago(each.wall_ms), ": ", plain(each.cause, 200)))));
+    "killed ", h("a", { href: `/?worker=${encodeURIComponent(each.component_id)}`, "data-nav": true }, shortName(each.component_id)), " ", ago(each.wall_ms), ": ", plain(each.cause, 200)))));
 }
 
 function showWhy(why) {
   const death = why.death || {};
   const facts = [["when", death.at_ms && moment(death.at_ms)], ["after", death.run_ms && duration(death.run_ms / 1000)],
-    ["class", death.kind && `${death.kind}, code ${death.code}`], ["job", death.job], ["seen before", why.repeats && `${why.repeats.times} of ${why.repeats.deaths} deaths`],
+    ["class", death.kind && [...new Set([death.kind, why.decision?.word || death.kind])].join(", ")], ["job", death.job], ["seen before", why.repeats && `${why.repeats.times} of ${why.repeats.deaths} deaths`],
     ["decision", why.decision?.text]];
   return [
     h("p", {}, h("strong", {}, plain(why.headline, 400))),
