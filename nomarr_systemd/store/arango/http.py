@@ -36,6 +36,7 @@ from nomarr_systemd.store.arango.exchange import Connection, NotSent, NotTrusted
 
 if TYPE_CHECKING:
     from nomarr_systemd.config.store_url import ArangoUrl
+    from nomarr_systemd.config.values import Copies
 
 T = TypeVar("T")
 
@@ -72,8 +73,16 @@ class Link:
     """
 
     def __init__(
-        self, url: ArangoUrl, *, password: str, ca_file: str | None, timeout_s: float, most: int
+        self,
+        url: ArangoUrl,
+        *,
+        password: str,
+        ca_file: str | None,
+        timeout_s: float,
+        most: int,
+        copies: Copies,
     ) -> None:
+        self._copies = copies
         self.where = ", ".join(f"{host}:{port}" for host, port in url.hosts)
         self._url = url
         self._password = password
@@ -152,6 +161,13 @@ class Link:
             hint="check that ArangoDB listens there and that its data is not damaged",
         )
 
+    def creation(self) -> str:
+        """The arangosh statement that creates the database."""
+        options = ", ".join(
+            f"{_camel(name)}: {json.dumps(value)}" for name, value in self._copies.given().items()
+        )
+        return f'db._createDatabase("{self._url.database}"{f", {{{options}}}" if options else ""})'
+
     def grant(self) -> str:
         """The arangosh statement that grants our user the right to the database."""
         user, database = self._url.user, self._url.database
@@ -177,11 +193,11 @@ class Link:
             return StoreUnavailable(said)
         if status in (401, 403):
             # The server looks at rights first: a missing database looks the same.
-            make = f'db._createDatabase("{self._url.database}")'
             return StoreRefused(
                 said,
                 hint=f"check the password of {self._url.user!r}; or there is no database"
-                f" {self._url.database!r}, or no right to it: in arangosh: {make}; {self.grant()}",
+                f" {self._url.database!r}, or no right to it: in arangosh: {self.creation()};"
+                f" {self.grant()}",
             )
         if status in (400, 413) and number not in QUERY:
             return BadDocument(said)
@@ -318,6 +334,11 @@ def _exact_target(url: str, params: MutableMapping[str, str]) -> str:
     ]
     query = f"?{urlencode(params)}" if params else ""
     return f"/{'/'.join(quoted)}{query}"
+
+
+def _camel(name: str) -> str:
+    first, *others = name.split("_")
+    return first + "".join(each.capitalize() for each in others)
 
 
 def _address(host: str, port: int, *, tls: bool) -> str:
