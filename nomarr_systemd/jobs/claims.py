@@ -116,8 +116,7 @@ class Claims:
         )
 
     def _make_claim(self, key: str) -> Doc:
-        claim = {"_key": job.claim_key(key), "job": key, "pool": self.pool, "wall_ms": now_ms()}
-        return claim | self.owner._asdict()
+        return job.make_claim(key, self.pool, self.owner, now_ms())
 
     def _insert(self, claim: Doc) -> str:
         """Insert the claim, or find it if it is there; returns its revision."""

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from nomarr_systemd.config.values import Pool
 from nomarr_systemd.core import job
-from nomarr_systemd.core.errors import StaleRevision
+from nomarr_systemd.core.errors import KeyExists, StaleRevision
 from nomarr_systemd.core.job import Doc, Outcome, RunEnd
 from nomarr_systemd.jobs.claims import CLAIMS
 from nomarr_systemd.jobs.queue import JOBS, write_again
@@ -56,6 +56,36 @@ def find_claimed_runs(store: Store, host: str) -> list[ClaimedRun]:
             for claim in claims
         }
     )
+
+
+def restore_claims(store: Store, pool: str, wall_ms: int) -> int:
+    """Give running jobs of a pool back the claims that they have lost; returns how many.
+
+    Nothing here deletes a claim before its job has an end, but a person may, and a failover that
+    loses a write. With its claim, a job is settled when its run ends, or has ended, as any other.
+    """
+    running = store.find(JOBS, {"pool": pool, "status": "running"})
+    # Read after the jobs: one that is not changed since, and has no claim here, has lost it.
+    claimed = {claim.get("job") for claim in store.find(CLAIMS, {"pool": pool})}
+    return sum(_restore(store, doc, wall_ms) for doc in running if doc["_key"] not in claimed)
+
+
+def _restore(store: Store, doc: Doc, wall_ms: int) -> bool:
+    owner = job.find_owner(doc)
+    if owner is None:
+        return False
+    claim = job.make_claim(doc["_key"], str(doc["pool"]), owner, wall_ms)
+    try:
+        with store.batch():
+            rev = store.insert(CLAIMS, claim)
+            try:
+                store.replace(JOBS, doc)  # whoever ends it now reads again, and finds the claim
+            except StaleRevision:
+                store.delete(CLAIMS, claim["_key"], rev)
+                return False
+    except (KeyExists, StaleRevision):
+        return False
+    return True
 
 
 def failure_of(store: Store, pool: str) -> str:

@@ -304,6 +304,23 @@ def test_a_store_that_is_away_costs_time_and_nothing_else(desk: Desk) -> None:
     assert desk.store.find(CLAIMS) == []
 
 
+def test_a_running_job_that_has_lost_its_claim_is_settled_all_the_same(desk: Desk) -> None:
+    desk.start(claim_timeout_s=0.2, crash_policy="restart-requeue-in-flight")
+    ended, runs = desk.begin("tag-0"), desk.begin("tag-1")
+    desk.take(ended)
+    living = desk.take(runs, "/b", 1)
+    desk.lab.kill()
+    desk.lab.end_run("tag-0")
+    for claim in desk.store.find(CLAIMS):
+        desk.store.delete(CLAIMS, claim["_key"], claim["_rev"])
+    desk.lab.start()
+    desk.until(lambda: desk.job()["status"] == "pending")
+    assert [each["cause"] for each in desk.job()["crashes"]] == [UNREPORTED]
+    assert [claim["invocation"] for claim in desk.store.find(CLAIMS)] == [runs]
+    assert living.end(key_of("tag", "/b"), End("done"))
+    assert desk.store.find(CLAIMS) == []
+
+
 def test_queues_and_jobs_are_shown(desk: Desk) -> None:
     desk.start()
     events = desk.lab.subscribe("queue:*:status", "queue:status", "queue:jobs")

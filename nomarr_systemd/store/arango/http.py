@@ -45,13 +45,24 @@ NO_DOCUMENT: Final = 1202
 DUPLICATE_NAME: Final = 1207
 KEY_TAKEN: Final = 1210
 NO_DATABASE: Final = 1228
-# Locks, a deadlock, shutdown, limits, a write concern not met, a full disk, a cursor that is gone.
 # A collection that another coordinator does not see yet, a transaction that a new leader does not
-# know, an exhausted or aborted cursor.
+# know, an exhausted or aborted cursor; and two hosts that make the same thing.
 UNSETTLED: Final = frozenset({1203, DUPLICATE_NAME, NO_DATABASE, 1601, 1655})
-TEMPORARY: Final = frozenset(
-    {18, 21, 28, 29, 30, 32, 1004, 1104, 1203, 1500, 1600, 1601, 1655, 21003, 21004}
-)
+# Those, locks, a deadlock, shutdown, limits, a cursor that is gone.
+TEMPORARY: Final = frozenset({18, 21, 28, 29, 30, 32, 1203, 1500, 1600, 1601, 1655, 21003, 21004})
+# Words for what a person can mend, and what to do.
+_NAMED: Final = {
+    1004: (
+        "it accepts no writes (fewer copies are left than write_concern, or it is read-only)",
+        "bring the cluster's other servers back",
+    ),
+    1104: ("its disk is full", "free space on the server's disk"),
+    1305: ("its disk fails", "look at the server's log and its disk"),
+    1487: (
+        "it has fewer servers than replication_factor",
+        "start the cluster's other servers, or lower replication_factor under [store]",
+    ),
+}
 CLUSTER: Final = range(1400, 1500)  # leaders that change, servers that do not reach each other
 QUERY: Final = range(1501, 1600)
 
@@ -179,16 +190,21 @@ class Link:
                 f"ArangoDB at {self.where}: {error}",
                 hint="set ca_file to the authority that signed the server's certificate",
             )
-        return StoreUnavailable(f"ArangoDB at {self.where} cannot be reached: {error}")
+        how = "cannot be reached" if isinstance(error, NotSent) else "did not answer"
+        return StoreUnavailable(f"ArangoDB at {self.where} {how}: {error}")
 
     def _translate(self, what: str, error: Any) -> StoreError:
         number, status = error.error_code or 0, error.http_code or 0
         message = clean(str(error.error_message or error), _MAX_WORDS)
-        said = f"{what} in ArangoDB at {self.where}: {message} ({status}/{number})"
+        place = f"{what} in ArangoDB at {self.where}"
+        said = f"{place}: {message} ({status}/{number})"
         if number == KEY_TAKEN:
             return KeyExists(said)
         if number in (CONFLICT, NO_DOCUMENT):
             return StaleRevision(said)
+        if number in _NAMED:
+            words, hint = _NAMED[number]
+            return StoreUnavailable(f"{place}: {words} ({status}/{number}: {message})", hint=hint)
         if number in TEMPORARY or number in CLUSTER or status >= 500 or status in (408, 410, 429):
             return StoreUnavailable(said)
         if status in (401, 403):
