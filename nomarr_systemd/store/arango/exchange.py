@@ -193,12 +193,10 @@ def _read(answer: http.client.HTTPResponse, most: int) -> Iterator[bytes]:
 def _left_s(ends: float) -> float:
     left = ends - time.monotonic()
     if left <= 0:
-        raise TimeoutError
+        raise TimeoutError("timed out")
     return left
 
 
 def _say(error: Exception) -> str:
-    if isinstance(error, TimeoutError):
-        return clean(error.strerror or str(error), _MAX_WORDS) if error.args else "not in time"
     why = error.strerror if isinstance(error, OSError) else None
     return clean(why or str(error) or type(error).__name__, _MAX_WORDS)
