@@ -21,7 +21,13 @@ from nomarr_systemd.config.settings import (
     convert,
     explain_unknown,
 )
-from nomarr_systemd.config.store_url import ServerUrl, SqliteUrl, engine_of, parse_store_url
+from nomarr_systemd.config.store_url import (
+    ArangoUrl,
+    ServerUrl,
+    SqliteUrl,
+    engine_of,
+    parse_store_url,
+)
 from nomarr_systemd.config.unit_directives import check_directive
 from nomarr_systemd.config.values import (
     Config,
@@ -110,7 +116,16 @@ class ConfigChecker:
                 problem = f"it does nothing with {scheme}://, which is not encrypted"
                 self._blame(("store", "ca_file"), problem, f"write {scheme}+tls:// in url")
             self._check_work_user(store, url)
+            self._check_copies(store, url)
         return store
+
+    def _check_copies(self, store: StoreSettings, url: ServerUrl) -> None:
+        if not isinstance(url, ArangoUrl):
+            for key in store.copies.given():
+                self._blame(("store", key), "it is only for an arangodb:// url", "remove it")
+        elif store.write_concern > max(store.replication_factor, 1):
+            problem = "it is more than replication_factor: nothing could be written"
+            self._blame(("store", "write_concern"), problem, "2 of 3 is usual")
 
     def _check_work_user(self, store: StoreSettings, url: ServerUrl) -> None:
         """Workers must not hold the ledger's password, so jobs need a user of their own."""

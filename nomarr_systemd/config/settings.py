@@ -164,6 +164,15 @@ STORE = (
             help="another user of the server, for jobs and history; required with a server"),
     Setting("work_password_file", "path",
             help="a file with the password of work_user, which workers may read"),
+    Setting("replication_factor", "whole", 1, 10,
+            help="with a cluster of ArangoDB: the copies of each document, 3 recommended; the "
+                 "server's default is often 1, which is no copy"),
+    Setting("write_concern", "whole", 1, 10,
+            help="with a cluster of ArangoDB: the copies that must be written before an answer, "
+                 "2 recommended; at most replication_factor"),
+    Setting("sharding", "word", words=("flexible", "single"),
+            help="with a cluster of ArangoDB: single keeps all collections on one server and its "
+                 "copies, recommended; only for a database that is made from now on"),
 )
 WEB = (
     Setting("listen", "text", form=check_listen,

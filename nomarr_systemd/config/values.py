@@ -20,6 +20,17 @@ Origin = Literal["default", "policy", "pool", "worker"]
 DEFAULT_RULES = Rules()
 
 
+class Copies(NamedTuple):
+    """How a cluster of ArangoDB keeps what is made in it; 0 and empty: as the server does."""
+
+    replication_factor: int = 0
+    write_concern: int = 0
+    sharding: str = ""
+
+    def given(self) -> dict[str, int | str]:
+        return {name: value for name, value in self._asdict().items() if value}
+
+
 class StoreSettings(NamedTuple):
     """``[store]``: where the documents are, and the files that hold the passwords."""
 
@@ -28,6 +39,13 @@ class StoreSettings(NamedTuple):
     ca_file: str = ""
     work_user: str = ""
     work_password_file: str = ""
+    replication_factor: int = 0
+    write_concern: int = 0
+    sharding: str = ""
+
+    @property
+    def copies(self) -> Copies:
+        return Copies(self.replication_factor, self.write_concern, self.sharding)
 
 
 class WebSettings(NamedTuple):

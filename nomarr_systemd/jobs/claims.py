@@ -7,7 +7,6 @@ A kill in between leaves the claim, and the claim names the run.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from nomarr_systemd.core import job
@@ -48,7 +47,7 @@ class Claims:
             return None  # found out without a lock: idle workers ask this again and again
         if self.store.can_hold:
             try:
-                return self._take_held(where)
+                return self._take_held()
             except (KeyExists, StaleRevision):
                 pass  # it has a claim already: of a run that is being settled
         after = ""
@@ -59,8 +58,9 @@ class Claims:
             after = page[-1]["_key"]
         return None
 
-    def _take_held(self, where: Mapping[str, str]) -> Doc | None:
+    def _take_held(self) -> Doc | None:
         """The same in one transaction, passing over those that others hold."""
+        where = {"pool": self.pool, "status": "pending"}
         with self.store.batch():
             doc = self.store.first(JOBS, where)
             if doc is None:
@@ -116,8 +116,7 @@ class Claims:
         )
 
     def _make_claim(self, key: str) -> Doc:
-        claim = {"_key": job.claim_key(key), "job": key, "pool": self.pool, "wall_ms": now_ms()}
-        return claim | self.owner._asdict()
+        return job.make_claim(key, self.pool, self.owner, now_ms())
 
     def _insert(self, claim: Doc) -> str:
         """Insert the claim, or find it if it is there; returns its revision."""

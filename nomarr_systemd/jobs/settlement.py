@@ -9,19 +9,18 @@ documents are in the work domain, which the supervisor writes. What root does ab
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from nomarr_systemd.config.values import Pool
 from nomarr_systemd.core import job
-from nomarr_systemd.core.errors import StaleRevision, StoreUnavailable
+from nomarr_systemd.core.errors import KeyExists, StaleRevision
 from nomarr_systemd.core.job import Doc, Outcome, RunEnd
 from nomarr_systemd.jobs.claims import CLAIMS
-from nomarr_systemd.jobs.queue import JOBS, PAGE, write_again
+from nomarr_systemd.jobs.queue import JOBS, write_again
 from nomarr_systemd.store.protocol import Store
 
 STATS: Final = "stats"
-_MAX_PAGES: Final = 10_000  # five million jobs; the rest is for the next call
 
 
 class ClaimedRun(NamedTuple):
@@ -59,6 +58,36 @@ def find_claimed_runs(store: Store, host: str) -> list[ClaimedRun]:
     )
 
 
+def restore_claims(store: Store, pool: str, wall_ms: int) -> int:
+    """Give running jobs of a pool back the claims that they have lost; returns how many.
+
+    Nothing here deletes a claim before its job has an end, but a person may, and a failover that
+    loses a write. With its claim, a job is settled when its run ends, or has ended, as any other.
+    """
+    running = store.find(JOBS, {"pool": pool, "status": "running"})
+    # Read after the jobs: one that is not changed since, and has no claim here, has lost it.
+    claimed = {claim.get("job") for claim in store.find(CLAIMS, {"pool": pool})}
+    return sum(_restore(store, doc, wall_ms) for doc in running if doc["_key"] not in claimed)
+
+
+def _restore(store: Store, doc: Doc, wall_ms: int) -> bool:
+    owner = job.find_owner(doc)
+    if owner is None:
+        return False
+    claim = job.make_claim(doc["_key"], str(doc["pool"]), owner, wall_ms)
+    try:
+        with store.batch():
+            rev = store.insert(CLAIMS, claim)
+            try:
+                store.replace(JOBS, doc)  # whoever ends it now reads again, and finds the claim
+            except StaleRevision:
+                store.delete(CLAIMS, claim["_key"], rev)
+                return False
+    except (KeyExists, StaleRevision):
+        return False
+    return True
+
+
 def failure_of(store: Store, pool: str) -> str:
     """Why the pool has failed; empty if it has not."""
     failed = _read_books(store, pool).get("failed") or {}
@@ -71,7 +100,7 @@ def clear_pool(store: Store, pool: str) -> None:
 
 
 def finish_failing(store: Store, pool: str, wall_ms: int) -> None:
-    """Fail all work of a pool that has failed, page by page, unless that is done already.
+    """Fail all work of a pool that has failed, unless that is done already.
 
     May be called again after a kill: the pool's books record whether it is done.
     """
@@ -82,9 +111,11 @@ def finish_failing(store: Store, pool: str, wall_ms: int) -> None:
     error = job.describe_error(job.WorkerCrashedError(message)) | {"pool": pool}
     error |= {name: failed[name] for name in ("worker_index", "cause", "invocation")}
     # Workers may take a job after the first pass over the queue and before that over the claims.
-    _fail_pending(store, pool, error, wall_ms)
+    pending = {"pool": pool, "status": "pending"}
+    changes = job.fail({}, error, wall_ms)
+    store.update(JOBS, pending, changes)
     _fail_claimed(store, pool, error, wall_ms)
-    _fail_pending(store, pool, error, wall_ms)
+    store.update(JOBS, pending, changes)
 
     def mark_done(books: Doc) -> Doc:
         return books | {"failed": {**books["failed"], "done": True}} if books["failed"] else books
@@ -107,34 +138,14 @@ def _settle(store: Store, pool: Pool, end: RunEnd) -> tuple[Outcome, bool]:
     return outcome, bool(claims) or new_books != books
 
 
-def _fail_pending(store: Store, pool: str, error: Doc, wall_ms: int) -> None:
-    where = {"pool": pool, "status": "pending"}
-    for _ in range(_MAX_PAGES):
-        page = store.find(JOBS, where, limit=PAGE)
-        if not page:
-            return
-        _fail(store, page, error, wall_ms)
-    raise StoreUnavailable(
-        f"the queue of {pool} does not become empty", hint="find the program that adds jobs to it"
-    )
-
-
 def _fail_claimed(store: Store, pool: str, error: Doc, wall_ms: int) -> None:
     for claim in store.find(CLAIMS, {"pool": pool}):
         doc = store.get(JOBS, claim["job"])
         if doc is not None and job.is_in_hand(doc, claim["invocation"]):
-            _fail(store, [doc], error, wall_ms)
+            with contextlib.suppress(StaleRevision):  # its worker ended it meanwhile
+                store.replace(JOBS, job.fail(doc, error, wall_ms))
         with contextlib.suppress(StaleRevision):  # it is another run's by now
             store.delete(CLAIMS, claim["_key"], claim["_rev"])
-
-
-def _fail(store: Store, docs: Sequence[Doc], error: Doc, wall_ms: int) -> None:
-    with store.batch():
-        for doc in docs:
-            try:
-                store.replace(JOBS, job.fail(doc, error, wall_ms))
-            except StaleRevision:
-                continue  # a worker took or ended it meanwhile
 
 
 def _books_key(pool: str) -> str:

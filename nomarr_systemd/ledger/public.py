@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from string import ascii_letters, digits
 from time import gmtime, strftime
 from typing import Final, NamedTuple
@@ -25,11 +25,12 @@ from nomarr_systemd.host.files import locked, remove
 from nomarr_systemd.host.layout import JOIN
 from nomarr_systemd.ledger.documents import read_account
 from nomarr_systemd.store.open import open_store
-from nomarr_systemd.store.protocol import Store
+from nomarr_systemd.store.protocol import POLICY_LEDGER, Doc, Store, encode
 
 SUFFIX: Final = ".json"
 PATIENCE_S: Final = 2.0
 _PLAIN: Final = frozenset(f"{ascii_letters}{digits} -")  # what needs no quoting in a unit's file
+_PAGE: Final = 50  # accounts that are read at once
 MAX_BYTES: Final = 512 << 10  # a full ring has 30 kB, and 460 kB with the longest texts
 
 
@@ -46,8 +47,9 @@ class Publisher:
         self._host = host
         self.error: Exception | None = None  # why the last publication failed; the commit stands
 
-    def publish(self, keys: Iterable[str], current: Callable[[str], str | None]) -> None:
-        """Write the text that ``current(key)`` reads from the store now; None removes the file.
+    def publish(self, keys: Iterable[str], read: Callable[[list[str]], Mapping[str, str]]) -> None:
+        """Write the texts that ``read(keys)`` reads from the store now; those of documents that it
+        does not find are removed.
 
         It reads under the lock: of two writers the last one has also read last. A full disk does
         not undo a commit, so errors are kept and logged, not raised, and the store's
@@ -61,15 +63,41 @@ class Publisher:
             self._make_directory()
             # The lock is beside the directory, for its owner only: a reader must not lock it.
             with locked(f"{self.directory}.lock", PATIENCE_S):
-                for key, name in names.items():
-                    try:
-                        text = current(key)
-                        self._write(name, text)
-                        self._write_past(name.removesuffix(SUFFIX), text)
-                    except (OSError, StoreError, ValueError) as error:
-                        self._complain(name, error)
-        except OSError as error:
+                for start in range(0, len(names), _PAGE):
+                    page = list(names)[start : start + _PAGE]
+                    texts = read(page)
+                    for key in page:
+                        self._show(names[key], texts.get(key))
+        except (OSError, StoreError) as error:
             self._complain(", ".join(list(names.values())[:3]), error)
+
+    def publish_all(self, find: Callable[..., list[Doc]]) -> None:
+        """Publish every account of this host that ``find`` finds, and remove all other files: what
+        a kill or a removal left. Raises what ``find`` raises."""
+        kept: set[str] = set()
+        after, page = "", [Doc()]
+        where = {"host": self._host}
+        self.error = None
+        try:
+            self._make_directory()
+            while page:
+                with locked(f"{self.directory}.lock", PATIENCE_S):
+                    page = find(POLICY_LEDGER, where, after=after, limit=_PAGE)
+                    for doc in page:
+                        after, name = doc["_key"], self.name(doc["_key"])
+                        if name is not None:
+                            kept.add(name)
+                            self._show(name, encode(doc))
+            self._remove_others(kept)
+        except OSError as error:
+            self._complain("the accounts", error)
+
+    def _show(self, name: str, text: str | None) -> None:
+        try:
+            self._write(name, text)
+            self._write_past(name.removesuffix(SUFFIX), text)
+        except (OSError, StoreError, ValueError) as error:
+            self._complain(name, error)
 
     def _complain(self, name: str, error: Exception) -> None:
         import logging  # a rare path; the usual start-up should not pay for the import
@@ -78,9 +106,7 @@ class Publisher:
         why = one_line(str(error), 400)
         logging.getLogger("nomarr.store").error("cannot publish %s: %s", name, why)
 
-    def remove_others(self, keys: Iterable[str]) -> None:
-        """Remove the files of all documents but these: what a kill or a removal left."""
-        kept = {self.name(key) for key in keys}
+    def _remove_others(self, kept: set[str]) -> None:
         with contextlib.suppress(FileNotFoundError):
             for name in os.listdir(self.directory):
                 if name not in kept and name.endswith((SUFFIX, f"{SUFFIX}.new")):
@@ -166,6 +192,7 @@ def open_policy_store(settings: StoreSettings, directory: str, host: str = "") -
         "policy",
         password_file=settings.password_file,
         ca_file=settings.ca_file,
+        copies=settings.copies,
         publisher=Publisher(directory, host=host),
     )
 

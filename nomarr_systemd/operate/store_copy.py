@@ -150,7 +150,11 @@ def open_side(settings: StoreSettings, domain: Domain) -> Iterator[Side]:
             yield Side(work, host)
         return
     policy = open_store(
-        settings.url, domain, password_file=settings.password_file, ca_file=settings.ca_file
+        settings.url,
+        domain,
+        password_file=settings.password_file,
+        ca_file=settings.ca_file,
+        copies=settings.copies,
     )
     with closing(policy):
         yield Side(policy, host)

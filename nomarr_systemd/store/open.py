@@ -16,10 +16,11 @@ from nomarr_systemd.config.store_url import (
     engine_of,
     parse_store_url,
 )
-from nomarr_systemd.config.values import StoreSettings
+from nomarr_systemd.config.values import Copies, StoreSettings
 from nomarr_systemd.core.errors import StoreRefused
 from nomarr_systemd.store.protocol import Domain, Publisher, Store
 
+NO_COPIES: Final = Copies()
 # The Debian package of a server's driver, and our extra for pip.
 _DRIVERS: Final[dict[type[ServerUrl], tuple[str, str]]] = {
     ArangoUrl: ("python3-arango", "arango"),
@@ -42,6 +43,7 @@ def open_work_store(settings: StoreSettings) -> Store:
         user=settings.work_user,
         password_file=settings.work_password_file,
         ca_file=settings.ca_file,
+        copies=settings.copies,
     )
 
 
@@ -52,6 +54,7 @@ def open_store(
     user: str = "",
     password_file: str = "",
     ca_file: str = "",
+    copies: Copies = NO_COPIES,
     publisher: Publisher | None = None,
 ) -> Store:
     """The store of one domain. ``user`` replaces the URL's user; ``publisher`` is called for
@@ -76,7 +79,12 @@ def open_store(
     from nomarr_systemd.store.arango.store import ArangoStore
 
     return ArangoStore(
-        parsed, domain, password=password, ca_file=ca_file or None, publisher=publisher
+        parsed,
+        domain,
+        password=password,
+        ca_file=ca_file or None,
+        copies=copies,
+        publisher=publisher,
     )
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal, NamedTuple, Protocol
 
-from nomarr_systemd.core.errors import BadDocument
+from nomarr_systemd.core.errors import BadDocument, StoreUnavailable
 from nomarr_systemd.core.json import is_deep
 
 Doc = dict[str, Any]
@@ -31,6 +31,8 @@ class Collection(NamedTuple):
 
 MAX_DEPTH = 190  # of nesting; the limit of ArangoDB's server is "slightly below 200"
 POLICY_LEDGER = "worker_restart_policy"
+PORTION = 5000  # documents that one statement changes: others have their turn in between
+_MAX_PORTIONS = 10_000
 
 DOMAINS: Mapping[Domain, tuple[Collection, ...]] = {
     "policy": (
@@ -51,11 +53,11 @@ class Publisher(Protocol):
     """A store calls it after it has committed documents of the ledger; ``ledger.public`` has the
     one that writes files. ``publish`` does not raise its errors: the commit stands."""
 
-    def publish(self, keys: Iterable[str], current: Callable[[str], str | None]) -> None:
-        """Publish documents that were written; ``current`` reads one's JSON, None if it is gone."""
+    def publish(self, keys: Iterable[str], read: Callable[[list[str]], Mapping[str, str]]) -> None:
+        """Publish documents that were written; ``read`` reads the JSON of those that exist."""
 
-    def remove_others(self, keys: Iterable[str]) -> None:
-        """Remove what is published of all documents but these."""
+    def publish_all(self, find: Callable[..., list[Doc]]) -> None:
+        """Publish every document of this host that ``find`` finds, and nothing else."""
 
 
 class Store(Protocol):
@@ -122,6 +124,11 @@ class Store(Protocol):
         """Remove documents whose ``field`` is a number below ``below``, of those with the values
         ``where``; returns how many."""
 
+    def update(self, collection: str, where: Equal, fields: Doc) -> int:
+        """Set fields of all documents with these identifiers, by one statement for each PORTION;
+        returns how many. One of the fields is in ``where`` and changes. Not for the ledger, whose
+        documents are published."""
+
     def now_ms(self) -> int:
         """The store's clock, which all hosts share: the server's, or this host's on SQLite."""
 
@@ -179,6 +186,29 @@ def check_words(where: Equal) -> Equal:
         if not isinstance(value, str) or not _WORD.fullmatch(value):
             raise BadDocument(f"{field} is counted by {value!r:.80}: it is not an identifier")
     return where
+
+
+def check_update(where: Equal, fields: Doc) -> Equal:
+    """The condition of an update, if no document meets it afterwards: else it would not end."""
+    for name in fields:
+        check_field(name)
+    if all(fields.get(name, value) == value for name, value in check_words(where).items()):
+        raise BadDocument(f"an update of {', '.join(fields)!r:.80} leaves what it looks for")
+    return where
+
+
+def in_portions(change: Callable[[], int]) -> int:
+    """Call ``change`` until it changes less than PORTION documents; returns how many in all."""
+    changed = 0
+    for _ in range(_MAX_PORTIONS):
+        now = change()
+        changed += now
+        if now < PORTION:
+            return changed
+    raise StoreUnavailable(
+        f"{changed} documents were changed, and there are still more",
+        hint="find the program that adds them",
+    )
 
 
 def check_number(value: int) -> int:

@@ -3,7 +3,7 @@
 The loop sends it messages and never waits. What cannot be settled, because the store is away, is
 kept and retried. Every claim_timeout_s / 2 it also reads all claims: those of an earlier boot are
 settled at once, those of a run that has ended and was not settled for claim_timeout_s are settled
-as UNREPORTED.
+as UNREPORTED. Now and then it looks for running jobs that have lost their claim.
 """
 
 from __future__ import annotations
@@ -22,7 +22,12 @@ from nomarr_systemd.core.ids import parse_component
 from nomarr_systemd.core.job import REBOOTED, UNREPORTED, Outcome, RunEnd
 from nomarr_systemd.host.clock import read_boot_id
 from nomarr_systemd.host.machine import host_of
-from nomarr_systemd.jobs.settlement import find_claimed_runs, finish_failing, settle
+from nomarr_systemd.jobs.settlement import (
+    find_claimed_runs,
+    finish_failing,
+    restore_claims,
+    settle,
+)
 from nomarr_systemd.store.open import open_work_store
 from nomarr_systemd.store.protocol import Store
 from nomarr_systemd.supervisor.log import NOTICE, WARNING, RateLimit, log
@@ -33,6 +38,7 @@ _LEAVE_S: Final = 1.0
 _FIRST_RETRY_S: Final = 0.5
 _LAST_RETRY_S: Final = 15.0
 _MAX_OUTCOMES: Final = 1000
+_RESTORE_S: Final = 300.0  # between two looks for jobs without a claim
 
 # An outcome is identified by its run and by whether the run was counted as a crash: one that was
 # settled uncounted may be reported as a crash later.
@@ -202,6 +208,7 @@ class _Settling:
         self._question: Ask | None = None
         self._vanished: dict[str, float] = {}  # when a run with claims was first found ended
         self._is_first_sweep = True
+        self._restore_due = 0.0
         self._sweep_due = 0.0
         self._retry_s = 0.0
         self._retry_at = 0.0
@@ -301,6 +308,11 @@ class _Settling:
         if self._is_first_sweep:
             for pool in config.pools:
                 finish_failing(store, pool.name, wall_ms)
+        if now >= self._restore_due:
+            self._restore_due = now + _RESTORE_S
+            for pool in config.pools:
+                if found := restore_claims(store, pool.name, wall_ms):
+                    log(WARNING, "running jobs had no claim", pool=pool.name, jobs=found)
         boot = read_boot_id()
         vanished = {}
         for run in find_claimed_runs(store, host_of(config.store.url)):

@@ -88,9 +88,12 @@ def _read_settings(text: str) -> Settings:
 def _read_store(given: object) -> StoreSettings | None:
     if given is None:
         return None
-    if not isinstance(given, dict) or not all(isinstance(text, str) for text in given.values()):
-        raise ConfigError("NOMARR_SETTINGS: store is not an object of texts", hint=_HINT)
+    if not isinstance(given, dict):
+        raise ConfigError("NOMARR_SETTINGS: store is not an object", hint=_HINT)
     known = {name: given[name] for name in StoreSettings._fields if name in given}
+    for name, value in known.items():
+        if type(value) is not type(StoreSettings._field_defaults[name]):
+            raise ConfigError(f"NOMARR_SETTINGS: store: {name} has a wrong type", hint=_HINT)
     try:
         parse_store_url(known.get("url", ""))
     except BadName as error:

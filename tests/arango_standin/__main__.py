@@ -10,7 +10,8 @@ import ssl
 import sys
 import threading
 
-from tests.arango_standin.server import Accounts, Server
+from tests.arango_standin.accounts import Accounts
+from tests.arango_standin.server import Server
 
 
 def main() -> int:

@@ -7,23 +7,32 @@ aql/high-level-operations/. What is not understood is a parse error (1501), neve
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import cmp_to_key
 from typing import Any, NamedTuple, Protocol
 
+from tests.arango_standin.operators import (
+    CLOCK,
+    COMPARISONS,
+    FUNCTIONS,
+    Expression,
+    Row,
+    attribute,
+    both,
+    either,
+)
 from tests.arango_standin.tokens import QueryError, Token, split, unquote
-from tests.arango_standin.values import compare, is_true, rank
+from tests.arango_standin.values import compare, is_true
 
-Row = dict[str, Any]
-Expression = Callable[[Row], Any]
 Operation = Callable[[list[Row], "Documents"], list[Row]]
 
 
 class Documents(Protocol):
-    """What a query reads and removes."""
+    """What a query reads, changes and removes."""
 
     def scan(self, collection: str) -> Iterable[Row]: ...
+
+    def update(self, collection: str, key: str, fields: Row, *, merge: bool) -> None: ...
 
     def remove(self, collection: str, key: str) -> None: ...
 
@@ -39,26 +48,6 @@ class Query(NamedTuple):
         for operation in self.operations:
             rows = operation(rows, documents)
         return [self.result(row) for row in rows] if self.result else []
-
-
-_COMPARISONS: dict[str, Callable[[int], bool]] = {
-    "==": lambda order: order == 0,
-    "!=": lambda order: order != 0,
-    "<": lambda order: order < 0,
-    "<=": lambda order: order <= 0,
-    ">": lambda order: order > 0,
-    ">=": lambda order: order >= 0,
-}
-_FUNCTIONS: dict[str, Callable[[Any], Any]] = {
-    "IS_NULL": lambda value: rank(value) == 0,
-    "IS_BOOL": lambda value: rank(value) == 1,
-    "IS_NUMBER": lambda value: rank(value) == 2,
-    "IS_STRING": lambda value: rank(value) == 3,
-    "IS_ARRAY": lambda value: rank(value) == 4,
-    "IS_OBJECT": lambda value: rank(value) == 5,
-}
-
-_CLOCK: dict[str, Callable[[], int]] = {"DATE_NOW": lambda: time.time_ns() // 1_000_000}
 
 
 def parse(text: str, bound: Mapping[str, Any]) -> Query:
@@ -86,6 +75,7 @@ class _Parser:
             "LIMIT": self._limit,
             "COLLECT": self._collect,
             "REMOVE": self._remove,
+            "UPDATE": self._update,
         }
 
     def query(self) -> Query:
@@ -103,7 +93,7 @@ class _Parser:
             if statement is None:
                 raise self._unexpected(word)
             operations.append(statement())
-            modifies = modifies or word.text == "REMOVE"
+            modifies = modifies or word.text in ("REMOVE", "UPDATE")
 
     def _for(self) -> Operation:
         variable = self._expect("name")
@@ -192,6 +182,7 @@ class _Parser:
         target = self._operand()  # not a whole expression, which the IN would belong to
         self._expect("keyword", "IN")
         collection = self._collection()
+        self._options("waitForSync")
         self._declare("OLD")
 
         def remove(rows: list[Row], documents: Documents) -> list[Row]:
@@ -205,18 +196,45 @@ class _Parser:
 
         return remove
 
+    def _update(self) -> Operation:
+        """DOCS aql/high-level-operations/update/, of the form UPDATE document WITH fields IN."""
+        target = self._operand()
+        self._expect("keyword", "WITH")
+        fields = self._operand()
+        self._expect("keyword", "IN")
+        collection = self._collection()
+        merge = self._options("waitForSync", "mergeObjects").get("mergeObjects", True)
+
+        def update(rows: list[Row], documents: Documents) -> list[Row]:
+            for row in rows:
+                documents.update(collection, target(row)["_key"], fields(row), merge=merge)
+            return rows
+
+        return update
+
+    def _options(self, *known: str) -> Row:
+        """What follows OPTIONS. The server warns of an option it does not know; this refuses."""
+        if self._peek() != Token("name", "OPTIONS"):
+            return {}
+        self._take()
+        options: Row = self._primary()({})
+        for name in options:
+            if name not in known:
+                raise QueryError(9, f"the stand-in does not implement the option {name}")
+        return options
+
     def _expression(self) -> Expression:
         left = self._conjunction()
         while self._accept("keyword", "OR") or self._accept("sign", "||"):
             right = self._conjunction()
-            left = _either(left, right)
+            left = either(left, right)
         return left
 
     def _conjunction(self) -> Expression:
         left = self._negation()
         while self._accept("keyword", "AND") or self._accept("sign", "&&"):
             right = self._negation()
-            left = _both(left, right)
+            left = both(left, right)
         return left
 
     def _negation(self) -> Expression:
@@ -227,8 +245,8 @@ class _Parser:
 
     def _comparison(self) -> Expression:
         left = self._operand()
-        if self._peek().text in _COMPARISONS and self._peek().kind == "sign":
-            holds = _COMPARISONS[self._take().text]
+        if self._peek().text in COMPARISONS and self._peek().kind == "sign":
+            holds = COMPARISONS[self._take().text]
             right = self._operand()
             return lambda row: holds(compare(left(row), right(row)))
         if self._accept("keyword", "IN"):
@@ -240,9 +258,9 @@ class _Parser:
         value = self._primary()
         while True:
             if self._accept("sign", "."):
-                value = _attribute(value, self._attribute_name())
+                value = attribute(value, self._attribute_name())
             elif self._accept("sign", "["):
-                value = _attribute(value, self._expression())
+                value = attribute(value, self._expression())
                 self._expect("sign", "]")
             else:
                 return value
@@ -293,12 +311,12 @@ class _Parser:
         if name in self._variables:
             return lambda row: row[name]
         if self._accept("sign", "("):
-            function = _FUNCTIONS.get(name.upper())
-            if function is None and name.upper() not in _CLOCK:
+            function = FUNCTIONS.get(name.upper())
+            if function is None and name.upper() not in CLOCK:
                 raise QueryError(1540, f"usage of unknown function '{name}()'")
             arguments = self._items(")", self._expression)
-            if name.upper() in _CLOCK and not arguments:
-                return lambda _: _CLOCK[name.upper()]()
+            if name.upper() in CLOCK and not arguments:
+                return lambda _: CLOCK[name.upper()]()
             if len(arguments) != 1:
                 raise QueryError(1541, f"invalid number of arguments for function '{name}()'")
             assert function is not None
@@ -366,23 +384,3 @@ class _Parser:
 
     def _unexpected(self, token: Token) -> QueryError:
         return QueryError(1501, f"syntax error, unexpected {token.kind} near '{token.text}'")
-
-
-def _either(left: Expression, right: Expression) -> Expression:
-    return lambda row: left(row) if is_true(left(row)) else right(row)
-
-
-def _both(left: Expression, right: Expression) -> Expression:
-    return lambda row: right(row) if is_true(left(row)) else left(row)
-
-
-def _attribute(value: Expression, name: Expression) -> Expression:
-    def read(row: Row) -> Any:
-        holder, key = value(row), name(row)
-        if isinstance(holder, dict) and isinstance(key, str):
-            return holder.get(key)
-        if isinstance(holder, list) and isinstance(key, int) and -len(holder) <= key < len(holder):
-            return holder[key]
-        return None  # the attribute of what has none is null
-
-    return read

@@ -23,6 +23,10 @@ _DATABASE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}|_system")
 _DIGITS = "-ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_"
 
 
+# Options of databases and, but for the last, of collections; for clusters only.
+COPIES = ("replicationFactor", "writeConcern", "sharding")
+
+
 class Refusal(Exception):
     """An HTTP status with ArangoDB's error number and message (DOCS develop/error-codes/)."""
 
@@ -62,8 +66,9 @@ class Clock:
 class Collection:
     """Documents by key; a document in here is never changed, only exchanged."""
 
-    def __init__(self, name: str, clock: Clock, *, synced: bool) -> None:
+    def __init__(self, name: str, clock: Clock, copies: Doc, *, synced: bool) -> None:
         self.name = name
+        self.copies = copies
         self.synced = synced
         self.number = str(clock.tick())
         self.documents: dict[str, Doc] = {}
@@ -81,6 +86,7 @@ class Collection:
             "statusString": "loaded",
             "isSystem": False,
             "waitForSync": self.synced,
+            **self.copies,
         }
 
     def get(self, key: str) -> Doc:
@@ -169,8 +175,9 @@ class Collection:
 class Database:
     """Collections by name, and the cursors that still have results."""
 
-    def __init__(self, name: str, clock: Clock) -> None:
+    def __init__(self, name: str, clock: Clock, copies: Doc) -> None:
         self.name = name
+        self.copies = copies
         self.collections: dict[str, Collection] = {}
         self._cursors: dict[str, tuple[list[Any], int]] = {}
         self._clock = clock
@@ -180,12 +187,18 @@ class Database:
             raise Refusal(404, 1203, f"collection or view not found: {name}")
         return self.collections[name]
 
-    def create_collection(self, name: Any, *, synced: bool) -> Collection:
+    def create_collection(self, name: Any, copies: Doc, *, synced: bool) -> Collection:
+        """In a cluster: what is not given is as the database says; where all collections are on
+        one shard, nothing else may be given."""
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise Refusal(400, 1208, "illegal name")
         if name in self.collections:
             raise Refusal(409, 1207, "duplicate name")
-        self.collections[name] = Collection(name, self._clock, synced=synced)
+        usual = {each: self.copies.get(each, 1) for each in COPIES[:2]}
+        if self.copies.get("sharding") == "single" and usual | copies != usual:
+            raise Refusal(400, 10, "Cannot have a different replicationFactor or writeConcern")
+        copies = _check_copies(usual | copies)
+        self.collections[name] = Collection(name, self._clock, copies, synced=synced)
         return self.collections[name]
 
     def drop_collection(self, name: str) -> None:
@@ -198,9 +211,12 @@ class Database:
             results = aql.parse(text, bound).run(view)
         except QueryError as error:
             raise Refusal(400, error.number, f"AQL: {error}") from error
-        for collection, key in view.removed:
-            self.collection(collection).remove(key, None)
-        stats = {"writesExecuted": len(view.removed), "writesIgnored": 0, "scannedFull": 0}
+        for collection, key, new in view.changes:
+            if new is None:
+                self.collection(collection).remove(key, None)
+            else:
+                self.collection(collection).replace(key, new, None)
+        stats = {"writesExecuted": len(view.changes), "writesIgnored": 0, "scannedFull": 0}
         extra = {"warnings": [], "stats": stats}
         return {**self._deliver(str(self._clock.tick()), results, batch), "extra": extra}
 
@@ -224,18 +240,23 @@ class Database:
 
 
 class _View:
-    """What a running query sees and is about to remove."""
+    """What a running query sees and is about to change."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self.removed: list[tuple[str, str]] = []
+        self.changes: list[tuple[str, str, Doc | None]] = []
 
     def scan(self, collection: str) -> Iterable[Doc]:
         return list(self._database.collection(collection).documents.values())
 
     def remove(self, collection: str, key: str) -> None:
         self._database.collection(collection).get(key)
-        self.removed.append((collection, key))
+        self.changes.append((collection, key, None))
+
+    def update(self, collection: str, key: str, fields: Doc, *, merge: bool) -> None:
+        old = self._database.collection(collection).get(key)
+        new = _merge(old, fields) if merge else {**old, **fields}
+        self.changes.append((collection, key, new))
 
 
 class Databases:
@@ -243,7 +264,7 @@ class Databases:
 
     def __init__(self) -> None:
         self._clock = Clock()
-        self._by_name = {"_system": Database("_system", self._clock)}
+        self._by_name = {"_system": Database("_system", self._clock, {})}
 
     def names(self) -> list[str]:
         return sorted(self._by_name)
@@ -253,17 +274,38 @@ class Databases:
             raise Refusal(404, 1228, f"database not found: {name}")
         return self._by_name[name]
 
-    def create(self, name: Any) -> None:
+    def create(self, name: Any, copies: Doc) -> None:
         if not isinstance(name, str) or not _DATABASE.fullmatch(name):
             raise Refusal(400, 1229, "database name invalid")
         if name in self._by_name:
             raise Refusal(409, 1207, "duplicate database name")
-        self._by_name[name] = Database(name, self._clock)
+        self._by_name[name] = Database(name, self._clock, _check_copies(copies))
 
     def drop(self, name: str) -> None:
         if self.get(name).name == "_system":
             raise Refusal(403, 11, "forbidden")
         del self._by_name[name]
+
+
+def _check_copies(copies: Doc) -> Doc:
+    """DOCS develop/http-api/databases/#create-a-database and collections/#create-a-collection"""
+    numbers = [copies.get(name, 1) for name in COPIES[:2]]
+    if any(type(number) is not int or number < 1 for number in numbers) or numbers[1] > numbers[0]:
+        raise Refusal(400, 10, "bad parameter: replicationFactor or writeConcern")
+    if copies.get("sharding", "") not in ("", "flexible", "single"):
+        raise Refusal(400, 10, "bad parameter: sharding")
+    return copies
+
+
+def _merge(old: Doc, new: Doc) -> Doc:
+    """As mergeObjects says: objects within objects are merged, all else is replaced."""
+    merged = dict(old)
+    for name, value in new.items():
+        there = merged.get(name)
+        if isinstance(there, dict) and isinstance(value, dict):
+            value = _merge(there, value)
+        merged[name] = value
+    return merged
 
 
 def _meta(doc: Doc) -> Doc:

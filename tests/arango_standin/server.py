@@ -6,7 +6,6 @@ documents/, import/, queries/aql-queries/. What is kept and found is ``data``'s 
 
 from __future__ import annotations
 
-import base64
 import json
 import threading
 from collections import Counter
@@ -15,50 +14,12 @@ from random import Random
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from tests.arango_standin.data import Database, Databases, Refusal
+from tests.arango_standin.accounts import Accounts
+from tests.arango_standin.data import COPIES, Database, Databases, Refusal
 from tests.arango_standin.faults import Fault, Faults
 from tests.arango_standin.mutations import mutate
 
 _MAX_NESTING = 199  # DOCS aql/fundamentals/limitations/: "slightly below 200"
-
-
-class Accounts:
-    """Passwords by user, and the databases each may use; None stands for all and `_system`.
-
-    ``closed`` are collections that a user has no right to.
-    """
-
-    def __init__(self) -> None:
-        self._by_user: dict[str, tuple[str, set[str] | None]] = {}
-        self._closed: dict[str, frozenset[str]] = {}
-
-    def add(
-        self,
-        user: str,
-        password: str,
-        databases: set[str] | None = None,
-        closed: frozenset[str] = frozenset(),
-    ) -> None:
-        self._by_user[user] = password, databases
-        self._closed[user] = closed
-
-    def authenticate(self, header: str) -> str:
-        """The user, or 401: DOCS develop/http-api/authentication/."""
-        scheme, _, text = header.partition(" ")
-        try:
-            user, _, password = base64.b64decode(text).decode().partition(":")
-        except ValueError:
-            user = password = ""
-        if scheme != "Basic" or self._by_user.get(user, (None, None))[0] != password:
-            raise Refusal(401, 11, "not authorized to execute this request")
-        return user
-
-    def authorize(self, user: str, database: str, parts: tuple[str, ...]) -> None:
-        databases = self._by_user[user][1]
-        if databases is not None and database not in databases:
-            raise Refusal(401, 11, "not authorized to execute this request")
-        if parts[0] == "document" and parts[1] in self._closed[user]:
-            raise Refusal(403, 11, "forbidden")
 
 
 class Asked(NamedTuple):
@@ -81,6 +42,18 @@ _OPTIONS = {
     *("collection", "complete", "details", "excludeSystem", "ignoreRevs", "onDuplicate", "silent"),
     *("type", "waitForSync"),
 }
+
+
+# What python-arango says of every collection, and what is so here in any case.
+_USUAL = {
+    "isSystem": False,
+    "type": 2,
+    "keyOptions": {"type": "traditional", "allowUserKeys": True},
+}
+
+
+# The same of every query: it is neither counted nor limited, and no batch is asked for twice.
+_PLAIN = {"count": False, "memoryLimit": 0, "allowRetry": False, "options": {"allowRetry": False}}
 
 
 class Server(ThreadingHTTPServer):
@@ -126,14 +99,19 @@ class Server(ThreadingHTTPServer):
 
     def _database(self, database: Database, asked: Asked, rest: list[str]) -> Answer:
         if (asked.method, rest) == ("GET", ["current"]):
-            return 200, {"result": {"name": database.name, "isSystem": database.name == "_system"}}
+            about = {"name": database.name, "isSystem": database.name == "_system"}
+            return 200, {"result": about | database.copies}
         if database.name != "_system":
             raise Refusal(403, 1230, "operation only allowed in system database")
         match (asked.method, *rest):
             case ("GET",):
                 return 200, {"result": self.databases.names()}
             case ("POST",):
-                self.databases.create(_need_object(asked.body).get("name"))
+                wanted = _need_members(asked.body, "name", "users", "options")
+                for user in wanted.get("users", ()):
+                    self.accounts.need(user.get("username"))
+                options = _need_members(wanted.get("options", {}), *COPIES)
+                self.databases.create(wanted.get("name"), options)
                 return 201, {"result": True}
             case ("DELETE", name):
                 self.databases.drop(name)
@@ -147,9 +125,11 @@ def _collection(database: Database, asked: Asked, rest: list[str]) -> Answer:
             collections = database.collections.values()
             return 200, {"result": [collection.describe() for collection in collections]}
         case ("POST",):
-            wanted = _need_object(asked.body)
+            wanted = _need_members(asked.body, "name", "waitForSync", *COPIES[:2], **_USUAL)
+            copies = {name: wanted[name] for name in COPIES if name in wanted}
             synced = wanted.get("waitForSync") is True
-            return 200, database.create_collection(wanted.get("name"), synced=synced).describe()
+            name = wanted.get("name")
+            return 200, database.create_collection(name, copies, synced=synced).describe()
         case ("GET", name) | ("GET", name, "properties"):
             return 200, database.collection(name).describe()
         case ("DELETE", name):
@@ -163,7 +143,9 @@ def _index(database: Database, asked: Asked) -> Answer:
     if asked.method == "GET":
         return 200, {"indexes": collection.indexes}
     if asked.method == "POST":
-        return collection.ensure_index(_need_object(asked.body))
+        return collection.ensure_index(
+            _need_members(asked.body, "type", "fields", "unique", "sparse")
+        )
     raise _not_allowed()
 
 
@@ -213,7 +195,7 @@ def _import(database: Database, asked: Asked) -> Answer:
 def _cursor(database: Database, asked: Asked, rest: list[str]) -> Answer:
     match (asked.method, *rest):
         case ("POST",):
-            wanted = _need_object(asked.body)
+            wanted = _need_members(asked.body, "query", "bindVars", "batchSize", **_PLAIN)
             text, batch = wanted.get("query"), wanted.get("batchSize", 1000)
             if not isinstance(text, str) or not text:
                 raise Refusal(400, 1502, "query is empty")
@@ -378,6 +360,14 @@ def _need_object(body: Any) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise Refusal(400, 600, "expecting a JSON object")
     return body
+
+
+def _need_members(body: Any, *known: str, **usual: Any) -> dict[str, Any]:
+    """The object, if it has no member that would be ignored: only known ones, and usual values."""
+    for name, value in _need_object(body).items():
+        if name not in known and (name not in usual or usual[name] != value):
+            raise Refusal(501, 9, f"the stand-in does not implement {name}: {value!r}")
+    return _need_object(body)
 
 
 def _not_allowed() -> Refusal:

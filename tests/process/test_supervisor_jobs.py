@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
@@ -302,6 +303,53 @@ def test_a_store_that_is_away_costs_time_and_nothing_else(desk: Desk) -> None:
     os.unlink(work)
     os.rename(f"{work}.aside", work)
     desk.until(lambda: desk.job()["status"] == "error")
+    assert desk.store.find(CLAIMS) == []
+
+
+HANGING = """\
+import sqlite3, sys, threading
+def connect(*args, **options):
+    print("the store hangs", file=sys.stderr, flush=True)
+    threading.Event().wait()
+sqlite3.connect = connect
+"""
+
+
+def test_a_store_that_never_answers_holds_nothing_up(desk: Desk) -> None:
+    """No deadline ends its calls here, so a loop that made one would never go on."""
+    place = f"{desk.lab.root}/patched"
+    os.mkdir(place)
+    with open(f"{place}/sitecustomize.py", "x", encoding="ascii") as file:
+        file.write(HANGING)
+    desk.lab.environment["PYTHONPATH"] = place
+    desk.start()
+    desk.until(lambda: "the store hangs" in desk.lab.said())
+    invocation = desk.begin("tag-0")
+    writer = desk.lab.writer("tag-0")
+    writer.frame(invocation=invocation)
+    desk.until(lambda: desk.lab.snapshot()["worker:tag:0"]["status"] == "healthy")
+    desk.lab.end_run("tag-0")
+    deaths = [desk.death(invocation, "killed")]
+    answer = desk.lab.live().ask(op="crashed", deaths=deaths)["outcomes"]
+    assert answer == {invocation: {"settled": False}}
+    desk.lab.reload()
+    assert desk.lab.kill(signal.SIGTERM) == 0
+
+
+def test_a_running_job_that_has_lost_its_claim_is_settled_all_the_same(desk: Desk) -> None:
+    desk.start(claim_timeout_s=0.2, crash_policy="restart-requeue-in-flight")
+    ended, runs = desk.begin("tag-0"), desk.begin("tag-1")
+    desk.take(ended)
+    living = desk.take(runs, "/b", 1)
+    desk.lab.kill()
+    desk.lab.end_run("tag-0")
+    for claim in desk.store.find(CLAIMS):
+        desk.store.delete(CLAIMS, claim["_key"], claim["_rev"])
+    desk.lab.start()
+    desk.until(lambda: desk.job()["status"] == "pending")
+    assert [each["cause"] for each in desk.job()["crashes"]] == [UNREPORTED]
+    assert [claim["invocation"] for claim in desk.store.find(CLAIMS)] == [runs]
+    assert living.end(key_of("tag", "/b"), End("done"))
     assert desk.store.find(CLAIMS) == []
 
 

@@ -6,6 +6,8 @@ import base64
 import contextlib
 import sys
 import traceback
+from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,8 +21,10 @@ from nomarr_systemd.core.errors import (
     StoreUnavailable,
 )
 from nomarr_systemd.jobs import queue
+from nomarr_systemd.ledger.public import Publisher
+from nomarr_systemd.store.arango import queries
 from nomarr_systemd.store.arango.store import ArangoStore
-from nomarr_systemd.store.protocol import DOMAINS
+from nomarr_systemd.store.protocol import DOMAINS, POLICY_LEDGER
 from tests.arango_standin.running import PASSWORD, Server
 from tests.support.places import DATABASE, SECRET, ArangoOpener, Place
 from tests.support.racers import run_race
@@ -266,3 +270,47 @@ class TestReview:
             first.fault()
             assert queue.prune(work, "tag", "done", 0) == 0
             assert len(first.seen()) == 1
+
+    def test_accounts_are_published_by_host_and_many_at_once(
+        self, first: Server, open_arango: ArangoOpener, tmp_path: Path
+    ) -> None:
+        store = open_arango(first, publisher=Publisher(str(tmp_path), host="alpha"))
+        store.get("meta", "a")
+        accounts = [
+            {"_key": f"worker:tag:{n}@{host}", "host": host}
+            for host in ("alpha", "beta")
+            for n in range(40)
+        ]
+        first.fault()
+        with store.batch():
+            for account in accounts[:8]:
+                store.insert(POLICY_LEDGER, account)
+        kinds = Counter(seen.split()[0] + seen.split("/")[4] for seen in first.seen())
+        assert kinds == {"POSTdocument": 8, "POSTcursor": 1}
+        assert len(list(tmp_path.glob("*.json"))) == 8
+        open_arango(first).add(POLICY_LEDGER, accounts)
+        first.fault()
+        store.publish_all()
+        assert len(list(tmp_path.glob("*.json"))) == 40
+        assert not any(seen.startswith("GET") for seen in first.seen())
+        assert len(first.seen()) == 40 / 8 + 1  # 8 in an answer, and a last look
+
+    def test_jobs_of_a_pool_that_fails_are_failed_by_one_request(self, first: Server) -> None:
+        url = ArangoUrl("root", ((first.host, first.port),), DATABASE, tls=False)
+        with contextlib.closing(ArangoStore(url, "work", password=PASSWORD)) as work:
+            paths = [f"/{n}" for n in range(700)]
+            queue.add(work, "tag", paths, on_page=lambda *_: None)
+            first.fault()
+            where = {"pool": "tag", "status": "pending"}
+            assert work.update(queue.JOBS, where, {"status": "error"}) == 700
+            assert len(first.seen()) == 1
+
+    def test_statements_that_write_are_durable_when_answered(self) -> None:
+        """Also in a collection that an earlier version made without waitForSync."""
+        where = {"status": "pending"}
+        for query in (
+            queries.update("jobs", where, {"status": "x"}),
+            queries.prune("jobs", "n", 5, where),
+        ):
+            assert "waitForSync: true" in query.text
+        assert "waitForSync" not in queries.prune("health_history", "wall_ms", 5, None).text

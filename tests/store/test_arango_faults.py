@@ -203,7 +203,7 @@ class TestAnswers:
             (429, 429, StoreUnavailable),
             (401, 11, StoreRefused),
             (403, 11, StoreRefused),
-            (404, 1203, StoreRefused),
+            (404, 1203, StoreUnavailable),
             (404, 1228, StoreRefused),
             (400, 600, BadDocument),
             (409, 1200, StaleRevision),
@@ -278,7 +278,7 @@ class TestAnswers:
         store = open_arango(first, publisher=Publisher(str(tmp_path)))
         store.get("meta", "who")
         first.fault(kind="drop", match="GET")
-        assert store.insert(POLICY_LEDGER, {"_key": "worker:tag:0"})
+        assert store.insert(POLICY_LEDGER, {"_key": "worker:tag:0", "host": ""})
         assert not (tmp_path / "tag-0.json").exists()
         first.fault()
         store.publish_all()

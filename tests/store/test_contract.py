@@ -166,14 +166,15 @@ class TestHandles:
         public = tmp_path / "public"
         store = open_store(publisher=Publisher(str(public)))
         file = public / "tag-0.json"
-        rev = store.insert(POLICY_LEDGER, {"_key": "worker:tag:0", "restart_count": 1})
-        assert json.loads(file.read_text()) == {"restart_count": 1}
-        store.replace(POLICY_LEDGER, {"_key": "worker:tag:0", "_rev": rev, "restart_count": 2})
-        assert json.loads(file.read_text()) == {"restart_count": 2}
+        account = {"_key": "worker:tag:0", "host": "", "restart_count": 1}
+        rev = store.insert(POLICY_LEDGER, account)
+        assert json.loads(file.read_text())["restart_count"] == 1
+        store.replace(POLICY_LEDGER, account | {"_rev": rev, "restart_count": 2})
+        assert json.loads(file.read_text())["restart_count"] == 2
         file.unlink()
         store.insert("meta", {"_key": "worker:tag:0"})
         assert not file.exists()
         store.publish_all()
-        assert json.loads(file.read_text()) == {"restart_count": 2}
+        assert json.loads(file.read_text()) == {"host": "", "restart_count": 2}
         store.delete(POLICY_LEDGER, "worker:tag:0")
         assert not file.exists()

@@ -9,8 +9,12 @@ from typing import Any
 import pytest
 
 from nomarr_systemd.core.errors import BadDocument, StoreError
+from nomarr_systemd.store import protocol
+from nomarr_systemd.store.arango import queries
+from nomarr_systemd.store.postgresql import store as postgresql_store
 from nomarr_systemd.store.protocol import Store
-from tests.support.places import keys_of
+from nomarr_systemd.store.sqlite import store as sqlite_store
+from tests.support.places import keys_of, own
 
 
 class TestFind:
@@ -226,6 +230,44 @@ class TestJobsQueries:
         assert work.prune("jobs", "n", 4, {"status": "none"}) == 0
         with pytest.raises(BadDocument):
             work.prune("jobs", "n", 4, {"status": True})
+
+    def test_updates_all_with_some_values(
+        self, work: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """By one statement for each portion; what is not named stays as it was, to the letter."""
+        texts = {"big": 2**62, "small": 1e-7, "text": 'ä\0\ue000"\\', "inner": {"a": [1.0, None]}}
+        there = {"pool": "tag", "status": "pending", "error": {"type": "Old", "more": 1}, **texts}
+        work.add("jobs", [{"_key": f"k{n:02d}", **there} for n in range(7)])
+        others = [{"pool": "tag", "status": "done"}, {"pool": "rip", "status": "pending"}]
+        work.add("jobs", [{"_key": f"z{n}", **each} for n, each in enumerate(others)])
+        before = {doc["_key"]: doc for doc in work.find("jobs")}
+        fields = {
+            "status": "error",
+            "error": {"type": "New", "by": "it's \0"},
+            "n": 5,
+            "none": None,
+        }
+        for module in (protocol, sqlite_store, postgresql_store, queries):
+            monkeypatch.setattr(module, "PORTION", 3)
+        assert work.update("jobs", {"pool": "tag", "status": "pending"}, fields) == 7
+        after = {doc["_key"]: doc for doc in work.find("jobs")}
+        for key, doc in after.items():
+            if key.startswith("k"):
+                assert own(doc) == there | fields
+                assert doc["_rev"] != before[key]["_rev"]
+            else:
+                assert doc == before[key]
+        assert len({doc["_rev"] for doc in after.values()}) == 9
+        assert work.update("jobs", {"pool": "tag", "status": "pending"}, fields) == 0
+        rev = work.replace("jobs", after["k00"] | {"status": "done"})
+        assert (work.get("jobs", "k00") or {})["_rev"] == rev
+
+    def test_an_update_that_would_not_end_is_refused(self, work: Store) -> None:
+        for fields in ({"n": 1}, {"status": "pending"}, {}):
+            with pytest.raises(BadDocument):
+                work.update("jobs", {"pool": "tag", "status": "pending"}, fields)
+        with pytest.raises(BadDocument):
+            work.update("jobs", {"status": "pending"}, {"status": "x", "a b": 1})
 
     def test_the_clock(self, work: Store) -> None:
         assert abs(work.now_ms() - time.time() * 1000) < 600_000

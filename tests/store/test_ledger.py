@@ -299,18 +299,18 @@ def test_the_last_writer_shows_the_last_state(tmp_path: Path) -> None:
     newest = {"text": "old"}
     reading, written = threading.Event(), threading.Event()
 
-    def slow(_key: str) -> str:
+    def slow(_keys: list[str]) -> dict[str, str]:
         reading.set()
         text = newest["text"]
         written.wait(0.2)
-        return text
+        return {TAG: text}
 
     first = threading.Thread(target=publisher.publish, args=([TAG], slow))
     first.start()
     reading.wait()
     newest["text"] = "new"
     second = threading.Thread(
-        target=lambda: Publisher(str(tmp_path)).publish([TAG], lambda _: newest["text"])
+        target=lambda: Publisher(str(tmp_path)).publish([TAG], lambda _: {TAG: newest["text"]})
     )
     second.start()
     first.join()

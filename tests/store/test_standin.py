@@ -348,6 +348,27 @@ class TestQueries:
         assert len(run(api, "FOR d IN things RETURN 1")) == 11
 
 
+class TestUpdate:
+    def test_fields_are_set_and_objects_merged_unless_told(self, api: Call) -> None:
+        """aql/high-level-operations/update/"""
+        docs = [{"_key": str(n), "n": n, "o": {"a": 1, "b": {"c": 1}}} for n in range(3)]
+        api("POST", "document/things", docs)
+        query = "FOR d IN things FILTER d.n < 2 SORT d.n LIMIT 1 UPDATE d WITH @new IN things"
+        new = {"o": {"b": {"d": 2}}, "m": None}
+        reply = api("POST", "cursor", {"query": query, "bindVars": {"new": new}})
+        assert (reply.status, reply.body["extra"]["stats"]["writesExecuted"]) == (201, 1)
+        read = api("GET", "document/things/0").body
+        assert (read["o"], read["m"], read["n"]) == ({"a": 1, "b": {"c": 1, "d": 2}}, None, 0)
+        query = "FOR d IN things FILTER d.n == 1 UPDATE d WITH @new IN things"
+        query += " OPTIONS {mergeObjects: false, waitForSync: true}"
+        rev = api("GET", "document/things/1").body["_rev"]
+        api("POST", "cursor", {"query": query, "bindVars": {"new": new}})
+        read = api("GET", "document/things/1").body
+        assert read["o"] == {"b": {"d": 2}}
+        assert read["_rev"] != rev
+        assert api("GET", "document/things/2").body["o"] == docs[2]["o"]
+
+
 @pytest.mark.parametrize(
     "option", ["overwriteMode=replace", "overwrite=true", "returnNew=true", "keepNull=true"]
 )
@@ -360,6 +381,29 @@ def test_what_it_does_not_implement_is_refused(
     assert server.call("POST", f"/_api/document/things?{option}", {}).status == 501
     path = "/_api/import?collection=things&type=array&onDuplicate=update"
     assert server.call("POST", path, [{}]).status == 501
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("collection", {"name": "more", "numberOfShards": 3}),
+        ("collection", {"name": "more", "keyOptions": {"type": "autoincrement"}}),
+        ("index?collection=things", {"type": "persistent", "fields": ["a"], "storedValues": ["b"]}),
+        ("cursor", {"query": "RETURN 1", "options": {"stream": True}}),
+        ("cursor", {"query": "RETURN 1", "ttl": 5}),
+        ("database", {"name": "more", "users": [{"username": "stranger"}]}),
+        ("database", {"name": "more", "options": {"schema": 1}}),
+    ],
+)
+def test_members_that_it_does_not_implement_are_refused(
+    running_pair: tuple[Server, Server], path: str, body: dict[str, Any]
+) -> None:
+    server, _ = running_pair
+    server.fault()
+    server.call("POST", "/_api/collection", {"name": "things"})
+    assert refused(server.call("POST", f"/_api/{path}", body)) == (501, 9)
+    query = "FOR d IN things REMOVE d IN things OPTIONS {exclusive: true}"
+    assert refused(server.call("POST", "/_api/cursor", {"query": query})) == (400, 9)
 
 
 def test_rights_come_before_what_is_there(running_pair: tuple[Server, Server]) -> None:

@@ -418,6 +418,20 @@ def test_every_field_is_a_setting_and_has_a_default_within_bounds() -> None:
             "not an absolute path",
         ),
         (arango_with("ca_file = '/c'"), 3, "store.ca_file", "arangodb+tls"),
+        (arango_with("replication_factor = 0"), 3, "store.replication_factor", "from 1 to 10"),
+        (arango_with("sharding = 'none'"), 3, "store.sharding", 'one of "flexible", "single"'),
+        (
+            arango_with("write_concern = 2"),
+            3,
+            "store.write_concern",
+            "more than replication_factor",
+        ),
+        (
+            "[store]\nurl = 'postgresql://a@h/d'\nwork_user = 'w'\nreplication_factor = 3",
+            4,
+            "store.replication_factor",
+            "only for an arangodb:// url",
+        ),
         (
             "[store]\nurl = 'arangodb://a@h/d'\nwork_password_file = '/c'",
             3,

@@ -17,8 +17,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from nomarr_systemd.core.text import clean
+from nomarr_systemd.store.resolve import resolve
 
 _PIECE: Final = 65536
+# A connection that was idle for longer is not used: its host may be gone without a word, and a
+# write that is sent there may not be sent to the next host.
+_TRUSTED_S: Final = 5.0
 _MAX_WORDS: Final = 200
 
 
@@ -49,6 +53,7 @@ class Connection:
         self._port = port
         self._context = context
         self._timed: _TimedSocket | None = None
+        self._used = 0.0
 
     def exchange(
         self,
@@ -60,8 +65,7 @@ class Connection:
         timeout_s: float,
         most: int,
     ) -> Answer:
-        """The whole answer, within ``timeout_s`` and of at most ``most`` bytes. The time that the
-        system takes to resolve the host's name is not limited."""
+        """The whole answer, within ``timeout_s`` and of at most ``most`` bytes."""
         ends = time.monotonic() + timeout_s
         timed = self._open(ends)
         timed.ends = ends
@@ -78,6 +82,7 @@ class Connection:
         except BaseException:
             self.close()  # a part of the answer may be unread
             raise
+        self._used = time.monotonic()
         if answer.will_close:
             self.close()
         return Answer(
@@ -93,7 +98,8 @@ class Connection:
             timed.end()
 
     def _open(self, ends: float) -> _TimedSocket:
-        if self._timed is not None and self._timed.is_quiet():
+        is_trusted = time.monotonic() - self._used < _TRUSTED_S
+        if self._timed is not None and is_trusted and self._timed.is_quiet():
             return self._timed
         self.close()
         try:
@@ -107,13 +113,11 @@ class Connection:
 
     def _connect(self, ends: float) -> socket.socket:
         last: OSError = OSError("it has no address")
-        for family, kind, number, _, address in socket.getaddrinfo(
-            self._host, self._port, type=socket.SOCK_STREAM
-        ):
-            sock = socket.socket(family, kind, number)
+        for address in resolve(self._host, self._port, ends):
+            sock = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
             try:
                 sock.settimeout(_left_s(ends))
-                sock.connect(address)
+                sock.connect((address, self._port))
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 if self._context is None:
                     return sock

@@ -36,6 +36,7 @@ from nomarr_systemd.store.arango.exchange import Connection, NotSent, NotTrusted
 
 if TYPE_CHECKING:
     from nomarr_systemd.config.store_url import ArangoUrl
+    from nomarr_systemd.config.values import Copies
 
 T = TypeVar("T")
 
@@ -44,13 +45,24 @@ NO_DOCUMENT: Final = 1202
 DUPLICATE_NAME: Final = 1207
 KEY_TAKEN: Final = 1210
 NO_DATABASE: Final = 1228
-# Locks, a deadlock, shutdown, limits, a write concern not met, a full disk, a cursor that is gone.
 # A collection that another coordinator does not see yet, a transaction that a new leader does not
-# know, an exhausted or aborted cursor.
+# know, an exhausted or aborted cursor; and two hosts that make the same thing.
 UNSETTLED: Final = frozenset({1203, DUPLICATE_NAME, NO_DATABASE, 1601, 1655})
-TEMPORARY: Final = frozenset(
-    {18, 21, 28, 29, 30, 32, 1004, 1104, 1203, 1500, 1600, 1601, 1655, 21003, 21004}
-)
+# Those, locks, a deadlock, shutdown, limits, a cursor that is gone.
+TEMPORARY: Final = frozenset({18, 21, 28, 29, 30, 32, 1203, 1500, 1600, 1601, 1655, 21003, 21004})
+# Words for what a person can mend, and what to do.
+_NAMED: Final = {
+    1004: (
+        "it accepts no writes (fewer copies are left than write_concern, or it is read-only)",
+        "bring the cluster's other servers back",
+    ),
+    1104: ("its disk is full", "free space on the server's disk"),
+    1305: ("its disk fails", "look at the server's log and its disk"),
+    1487: (
+        "it has fewer servers than replication_factor",
+        "start the cluster's other servers, or lower replication_factor under [store]",
+    ),
+}
 CLUSTER: Final = range(1400, 1500)  # leaders that change, servers that do not reach each other
 QUERY: Final = range(1501, 1600)
 
@@ -72,8 +84,16 @@ class Link:
     """
 
     def __init__(
-        self, url: ArangoUrl, *, password: str, ca_file: str | None, timeout_s: float, most: int
+        self,
+        url: ArangoUrl,
+        *,
+        password: str,
+        ca_file: str | None,
+        timeout_s: float,
+        most: int,
+        copies: Copies,
     ) -> None:
+        self._copies = copies
         self.where = ", ".join(f"{host}:{port}" for host, port in url.hosts)
         self._url = url
         self._password = password
@@ -152,6 +172,13 @@ class Link:
             hint="check that ArangoDB listens there and that its data is not damaged",
         )
 
+    def creation(self) -> str:
+        """The arangosh statement that creates the database."""
+        options = ", ".join(
+            f"{_camel(name)}: {json.dumps(value)}" for name, value in self._copies.given().items()
+        )
+        return f'db._createDatabase("{self._url.database}"{f", {{{options}}}" if options else ""})'
+
     def grant(self) -> str:
         """The arangosh statement that grants our user the right to the database."""
         user, database = self._url.user, self._url.database
@@ -163,25 +190,30 @@ class Link:
                 f"ArangoDB at {self.where}: {error}",
                 hint="set ca_file to the authority that signed the server's certificate",
             )
-        return StoreUnavailable(f"ArangoDB at {self.where} cannot be reached: {error}")
+        how = "cannot be reached" if isinstance(error, NotSent) else "did not answer"
+        return StoreUnavailable(f"ArangoDB at {self.where} {how}: {error}")
 
     def _translate(self, what: str, error: Any) -> StoreError:
         number, status = error.error_code or 0, error.http_code or 0
         message = clean(str(error.error_message or error), _MAX_WORDS)
-        said = f"{what} in ArangoDB at {self.where}: {message} ({status}/{number})"
+        place = f"{what} in ArangoDB at {self.where}"
+        said = f"{place}: {message} ({status}/{number})"
         if number == KEY_TAKEN:
             return KeyExists(said)
         if number in (CONFLICT, NO_DOCUMENT):
             return StaleRevision(said)
+        if number in _NAMED:
+            words, hint = _NAMED[number]
+            return StoreUnavailable(f"{place}: {words} ({status}/{number}: {message})", hint=hint)
         if number in TEMPORARY or number in CLUSTER or status >= 500 or status in (408, 410, 429):
             return StoreUnavailable(said)
         if status in (401, 403):
             # The server looks at rights first: a missing database looks the same.
-            make = f'db._createDatabase("{self._url.database}")'
             return StoreRefused(
                 said,
                 hint=f"check the password of {self._url.user!r}; or there is no database"
-                f" {self._url.database!r}, or no right to it: in arangosh: {make}; {self.grant()}",
+                f" {self._url.database!r}, or no right to it: in arangosh: {self.creation()};"
+                f" {self.grant()}",
             )
         if status in (400, 413) and number not in QUERY:
             return BadDocument(said)
@@ -318,6 +350,11 @@ def _exact_target(url: str, params: MutableMapping[str, str]) -> str:
     ]
     query = f"?{urlencode(params)}" if params else ""
     return f"/{'/'.join(quoted)}{query}"
+
+
+def _camel(name: str) -> str:
+    first, *others = name.split("_")
+    return first + "".join(each.capitalize() for each in others)
 
 
 def _address(host: str, port: int, *, tls: bool) -> str:

@@ -7,46 +7,38 @@ of documents is not known here.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from nomarr_systemd.config.values import Copies
 from nomarr_systemd.core.errors import (
     StaleRevision,
     StoreError,
     StoreRefused,
     StoreUnavailable,
 )
+from nomarr_systemd.store.arango import queries
 from nomarr_systemd.store.arango.documents import (
     REV,
     check_document,
-    check_values,
     read_details,
     read_number,
     read_rev,
     to_body,
 )
-from nomarr_systemd.store.arango.http import (
-    DUPLICATE_NAME,
-    NO_DATABASE,
-    PAUSES_S,
-    UNSETTLED,
-    Link,
-    number_of,
-)
+from nomarr_systemd.store.arango.http import Link
+from nomarr_systemd.store.arango.queries import Query
+from nomarr_systemd.store.arango.schema import Schema
 from nomarr_systemd.store.protocol import (
     DOMAINS,
     POLICY_LEDGER,
     Doc,
     Domain,
     Equal,
-    check_field,
     check_key,
-    check_where,
-    check_words,
     encode,
+    in_portions,
     new_keys,
 )
 
@@ -54,14 +46,13 @@ if TYPE_CHECKING:
     from nomarr_systemd.config.store_url import ArangoUrl
     from nomarr_systemd.store.protocol import Publisher
 
-_CREATE_TIMEOUT_S: Final = 10.0  # a cluster takes seconds to agree on a new collection
 # The largest answer in bytes, and the number of documents in one answer, chosen so that they fit:
 # an account has 460 kB at most, a job 1.2 MB.
 _MOST: Final[dict[Domain, int]] = {"policy": 4 << 20, "work": 64 << 20}
 _BATCH: Final[dict[Domain, int]] = {"policy": 8, "work": 50}
 _MOST_FOUND: Final = 128 << 20  # bytes of all answers to one find(): 4096 usual accounts are less
 _FIND_TIMES: Final = 5  # all of find() may take this many time-outs
-_NOT_SYNCED: Final = frozenset({"health_history"})
+_NO_COPIES: Final = Copies()
 
 
 class ArangoStore:
@@ -82,20 +73,27 @@ class ArangoStore:
         password: str,
         ca_file: str | None = None,
         timeout_s: float = 2.0,
+        copies: Copies = _NO_COPIES,
         publisher: Publisher | None = None,
     ) -> None:
         self._url = url
         self._password = password
-        self._collections = DOMAINS[domain]
+        self._collections = {collection.name for collection in DOMAINS[domain]}
         self._batch = _BATCH[domain]
         self._find_s = _FIND_TIMES * timeout_s
-        self._is_away = False  # the last document to be published could not be read
         self._publisher = publisher
+        self._unpublished: set[str] | None = None  # in a batch: keys to publish at its end
         self._ready = False
         self._link = Link(
-            url, password=password, ca_file=ca_file, timeout_s=timeout_s, most=_MOST[domain]
+            url,
+            password=password,
+            ca_file=ca_file,
+            timeout_s=timeout_s,
+            most=_MOST[domain],
+            copies=copies,
         )
         self._db = self._link.database(url.database)
+        self._schema = Schema(self._link, url, DOMAINS[domain], copies)
 
     def get(self, collection: str, key: str) -> Doc | None:
         check_key(key)
@@ -156,31 +154,21 @@ class ArangoStore:
         limit: int | None = None,
         after: str | None = None,
     ) -> list[Doc]:
-        bound: dict[str, Any] = {"@documents": collection}
-        query = "FOR d IN @@documents"
-        for number, (field, value) in enumerate(check_where(where).items()):
-            check_values([value], field)
-            query += f" FILTER d.@field{number} == @value{number}"
-            bound |= {f"field{number}": field, f"value{number}": value}
-        if after is not None:
-            query += " FILTER d._key > @after"
-            bound["after"] = after
-        direction = "DESC" if descending else "ASC"
-        if check_field(order) == "_key":
-            query += f" SORT d._key {direction}"  # twice, no index would serve it
-        else:
-            query += f" SORT d.@order {direction}, d._key {direction}"
-            bound["order"] = order
-        if limit is not None:
-            query += " LIMIT @limit"
-            bound["limit"] = max(0, limit)
-        query += " RETURN d"
+        query = queries.find(
+            collection, where, order=order, descending=descending, limit=limit, after=after
+        )
+        docs = self._find(collection, query, limit)
+        if limit is not None and len(docs) > max(0, limit):
+            raise self._link.strange(collection)
+        return docs
+
+    def _find(self, collection: str, query: Query, limit: int | None = None) -> list[Doc]:
         self._open(collection)
         execute = self._db.aql.execute
         batch = self._batch if limit is None else max(1, min(limit, self._batch))
 
         def begin() -> tuple[Any, list[Doc]]:
-            cursor = execute(query, bind_vars=bound, batch_size=batch)
+            cursor = execute(query.text, bind_vars=query.bound, batch_size=batch)
             return cursor, [check_document(doc) for doc in cursor.batch()]
 
         ends, received = time.monotonic() + self._find_s, self._link.received
@@ -194,41 +182,29 @@ class ArangoStore:
             is_late = time.monotonic() > ends or self._link.received - received > _MOST_FOUND
             if not page or is_late:
                 raise self._link.strange(f"{collection} (too large, or without an end)")
-        if limit is not None and len(docs) > max(0, limit):
-            raise self._link.strange(collection)
         return docs
 
     def first(self, collection: str, where: Equal) -> Doc | None:  # noqa: ARG002 (the contract's)
         raise StoreError("ArangoDB holds no documents: each write is a request of its own")
 
     def count(self, collection: str, where: Equal) -> int:
-        bound: dict[str, Any] = {"@documents": collection}
-        query = "FOR d IN @@documents"
-        for number, (field, value) in enumerate(check_words(where).items()):
-            query += f" FILTER d.@field{number} == @value{number}"
-            bound |= {f"field{number}": field, f"value{number}": value}
-        query += " COLLECT WITH COUNT INTO n RETURN n"
+        query = queries.count(collection, where)
         self._open(collection)
         execute = self._db.aql.execute
 
         def read() -> int:
-            (number,) = execute(query, bind_vars=bound).batch()
+            (number,) = execute(query.text, bind_vars=query.bound).batch()
             return read_number(number)
 
         return self._link.ask(collection, read, repeatable=True)
 
     def tally(self, collection: str, where: Equal, field: str) -> dict[str, int]:
-        bound: dict[str, Any] = {"@documents": collection, "counted": check_field(field)}
-        query = "FOR d IN @@documents"
-        for number, (name, value) in enumerate(check_words(where).items()):
-            query += f" FILTER d.@field{number} == @value{number}"
-            bound |= {f"field{number}": name, f"value{number}": value}
-        query += " COLLECT value = d.@counted WITH COUNT INTO n RETURN [value, n]"
+        query = queries.tally(collection, where, field)
         self._open(collection)
         execute = self._db.aql.execute
 
         def read() -> dict[str, int]:
-            rows = execute(query, bind_vars=bound, batch_size=1000).batch()
+            rows = execute(query.text, bind_vars=query.bound, batch_size=1000).batch()
             return {value: read_number(n) for value, n in rows if isinstance(value, str)}
 
         return self._link.ask(collection, read, repeatable=True)
@@ -272,24 +248,23 @@ class ArangoStore:
             )
 
     def prune(self, collection: str, field: str, below: int, where: Equal | None = None) -> int:
-        query = "FOR d IN @@documents"
-        check_values([below], field)
-        bound: dict[str, Any] = {"@documents": collection, "field": check_field(field)}
-        bound["below"] = below
-        for number, (name, value) in enumerate(check_where(where).items()):
-            query += f" FILTER d.@field{number} == @value{number}"
-            bound |= {f"field{number}": name, f"value{number}": value}
-        # Null and false are less than any number, too.
-        query += " FILTER d.@field < @below FILTER IS_NUMBER(d.@field) REMOVE d IN @@documents"
+        return self._change(collection, queries.prune(collection, field, below, where))
+
+    def update(self, collection: str, where: Equal, fields: Doc) -> int:
+        return self._change(collection, queries.update(collection, where, fields))
+
+    def _change(self, collection: str, query: Query) -> int:
         self._open(collection)
         execute = self._db.aql.execute
-        return self._link.settle(
-            collection,
-            lambda: read_number(execute(query, bind_vars=bound).statistics()["modified"]),
-        )
+
+        def change() -> int:
+            done = execute(query.text, bind_vars=query.bound).statistics()
+            return read_number(done["modified"])
+
+        return in_portions(lambda: self._link.settle(collection, change))
 
     def now_ms(self) -> int:
-        self._open(self._collections[0].name)
+        self._make_ready()
         execute = self._db.aql.execute
 
         def read() -> int:
@@ -307,117 +282,57 @@ class ArangoStore:
             return False
         return True
 
-    def batch(self) -> AbstractContextManager[None]:
-        """Does nothing: each write is a request of its own, durable when it is answered."""
-        return contextlib.nullcontext()
+    @contextlib.contextmanager
+    def batch(self) -> Iterator[None]:
+        """Only publishes at its end what was written in it: each write is a request of its own,
+        durable when it is answered."""
+        if self._unpublished is not None:
+            raise StoreError("a batch cannot contain another batch")
+        self._unpublished = unpublished = set[str]()
+        try:
+            yield
+        finally:
+            self._unpublished = None
+            self._publish(*sorted(unpublished))
 
     def publish_all(self) -> None:
-        keys = [doc["_key"] for doc in self.find(POLICY_LEDGER)]
-        for key in keys:
-            self._publish(key)
-            if self._is_away:
-                raise StoreUnavailable(f"ArangoDB at {self._link.where} went away")
         if self._publisher is not None:
-            self._publisher.remove_others(keys)
+            self._publisher.publish_all(self.find)
 
     def close(self) -> None:
         self._link.close()
 
     def _open(self, collection: str) -> Any:
-        if not any(collection == known.name for known in self._collections):
+        if collection not in self._collections:
             raise StoreError(f"{self._url.database} has no collection {collection!r:.80}")
-        if not self._ready:
-            self._begin()
-            self._ready = True
+        self._make_ready()
         return self._db.collection(collection)
 
-    def _begin(self) -> None:
-        """Make the schema. Another host may be doing the same, and in a cluster what one
-        coordinator has made is seen by another a little later: so it is tried again."""
-        ends = time.monotonic() + _CREATE_TIMEOUT_S
-        for pause_s in itertools.chain(PAUSES_S, itertools.repeat(PAUSES_S[-1])):
-            try:
-                self._make_schema()
-                return
-            except StoreError as error:
-                if number_of(error) not in UNSETTLED or time.monotonic() > ends:
-                    raise
-            time.sleep(pause_s)
-
-    def _make_schema(self) -> None:
-        """Create what is missing. Several processes may do so at once: a name that exists is fine.
-
-        Unknown indexes are kept: another host may run another version.
-        """
-        there = self._list_collections()
-        for name, indexes in self._collections:
-            documents = self._db.collection(name)
-            if name not in there:
-                self._create(name, self._db.create_collection, name, sync=bool(_synced(name)))
-            indexed = self._list_indexes(name, documents) if indexes else []
-            for fields in indexes:
-                # With the key last, an index yields the order that find() promises.
-                wanted = {"type": "persistent", "fields": [*fields, "_key"]}
-                if wanted["fields"] not in indexed:
-                    self._create(name, documents.add_index, wanted)
-
-    def _list_indexes(self, name: str, documents: Any) -> list[Any]:
-        return self._link.ask(
-            name, lambda: [index["fields"] for index in documents.indexes()], repeatable=True
-        )
-
-    def _list_collections(self) -> set[Any]:
-        name = self._url.database
-
-        def collections() -> set[Any]:
-            return {known["name"] for known in self._db.collections()}
-
-        for pause_s in PAUSES_S:
-            try:
-                return self._link.ask(name, collections, repeatable=True)
-            except StoreRefused as error:
-                if number_of(error) != NO_DATABASE:
-                    raise
-                self._create_database()
-                time.sleep(pause_s)  # another coordinator may see it a little later
-        return self._link.ask(name, collections, repeatable=True)
-
-    def _create_database(self) -> None:
-        user, database = self._url.user, self._url.database
-        owner = {"username": user, "password": self._password}  # else only root could use it
-        try:
-            create = self._link.database("_system").create_database
-            self._create(database, create, database, users=[owner])
-        except StoreRefused as error:
-            raise StoreRefused(
-                f"ArangoDB at {self._link.where} has no database {database!r},"
-                f" and user {user!r} may not create it",
-                hint=f'in arangosh: db._createDatabase("{database}"); {self._link.grant()}',
-            ) from error
-
-    def _create(self, what: str, make: Callable[..., Any], *args: Any, **options: Any) -> None:
-        try:
-            with self._link.patience(_CREATE_TIMEOUT_S):
-                self._link.ask(what, lambda: make(*args, **options), repeatable=True)
-        except StoreError as error:
-            if number_of(error) != DUPLICATE_NAME:
-                raise
+    def _make_ready(self) -> None:
+        if not self._ready:
+            self._schema.make(self._password)
+            self._ready = True
 
     def _written(self, collection: str, key: str) -> None:
-        if collection == POLICY_LEDGER:
+        if collection != POLICY_LEDGER:
+            return
+        if self._unpublished is not None:
+            self._unpublished.add(key)
+        else:
             self._publish(key)
 
-    def _publish(self, key: str) -> None:
+    def _publish(self, *keys: str) -> None:
         if self._publisher is not None:
-            self._publisher.publish([key], self._text)
+            self._publisher.publish(keys, self._read_bodies)
 
-    def _text(self, key: str) -> str | None:
-        self._is_away = True
-        doc = self.get(POLICY_LEDGER, key)
-        self._is_away = False
-        return encode(doc) if doc else None
+    def _read_bodies(self, keys: list[str]) -> dict[str, str]:
+        if len(keys) == 1:
+            docs = [doc for doc in [self.get(POLICY_LEDGER, keys[0])] if doc is not None]
+        else:
+            docs = self._find(POLICY_LEDGER, queries.find_keys(POLICY_LEDGER, keys))
+        return {doc["_key"]: encode(doc) for doc in docs}
 
 
 def _synced(collection: str) -> bool | None:
     """True where an answered write must survive a power cut; None leaves it to the collection."""
-    return None if collection in _NOT_SYNCED else True
+    return None if collection in queries.NOT_SYNCED else True

@@ -27,6 +27,13 @@ SCHEMAS: Final[dict[Domain, str]] = {"policy": "nomarr_policy", "work": "nomarr_
 LOCK: Final = 0x6E6F6D72  # "nomr": the advisory lock of whoever makes the schema
 REV: Final = re.compile(r"[0-9a-f]{16}")
 
+# The body with some fields left out, and those of another one added.
+CHANGED_BODY: Final = (
+    "(SELECT json_object_agg(key, value) FROM (SELECT key, value FROM json_each(body)"
+    " WHERE NOT key = ANY(%s) UNION ALL SELECT key, value FROM json_each(%s::json)) AS field)"
+)
+NEW_REV: Final = "left(replace(gen_random_uuid()::text, '-', ''), 16)"
+
 # The server cannot look into a body that has the escape of NUL in it. So that escape is kept as
 # MARK and 0, and MARK itself, a private character, as MARK and 1.
 _MARK: Final = "\ue000"

@@ -24,12 +24,15 @@ from nomarr_systemd.store.postgresql.link import Link
 from nomarr_systemd.store.protocol import (
     DOMAINS,
     POLICY_LEDGER,
+    PORTION,
     Doc,
     Domain,
     Equal,
     check_key,
     check_number,
+    check_update,
     check_words,
+    in_portions,
     new_keys,
 )
 
@@ -195,14 +198,23 @@ class PostgresStore:
         if not condition:
             return 0
         condition = f"{equal.removeprefix(' WHERE ')} AND {condition}" if equal else condition
-        some = f"SELECT key FROM {table} WHERE {condition} LIMIT {_MAX_PAGE}"
-        gone = 0
-        while True:
-            sql = f"DELETE FROM {table} WHERE key IN ({some}) AND {condition}"
-            now = self._link.settle(collection, sql, [*values, below, *values, below]).changed
-            gone += now
-            if now < _MAX_PAGE:
-                return gone
+        some = f"SELECT key FROM {table} WHERE {condition} LIMIT {PORTION}"
+        sql = f"DELETE FROM {table} WHERE key IN ({some}) AND {condition}"
+        values = [*values, below, *values, below]
+        return in_portions(lambda: self._link.settle(collection, sql, values).changed)
+
+    def update(self, collection: str, where: Equal, fields: Doc) -> int:
+        table = self._table(collection)
+        condition, values = statements.where(check_update(where, fields))
+        some = f"SELECT key FROM {table}{condition} LIMIT {PORTION}"
+        sql = (
+            f"UPDATE {table} SET rev = {statements.NEW_REV}, body = {statements.CHANGED_BODY}"
+            f" WHERE key IN ({some}){condition.replace(' WHERE ', ' AND ', 1)}"
+        )
+        changes = [list(fields), statements.to_body(fields)]
+        return in_portions(
+            lambda: self._link.settle(collection, sql, [*changes, *values, *values]).changed
+        )
 
     def now_ms(self) -> int:
         self._make_ready()
@@ -233,10 +245,8 @@ class PostgresStore:
         self._publish(*sorted(unpublished))
 
     def publish_all(self) -> None:
-        keys = [doc["_key"] for doc in self.find(POLICY_LEDGER)]
-        self._publish(*keys)
         if self._publisher is not None:
-            self._publisher.remove_others(keys)
+            self._publisher.publish_all(self.find)
 
     def close(self) -> None:
         self._link.close()
@@ -290,12 +300,12 @@ class PostgresStore:
 
     def _publish(self, *keys: str) -> None:
         if self._publisher is not None:
-            self._publisher.publish(keys, self._text)
+            self._publisher.publish(keys, self._read_bodies)
 
-    def _text(self, key: str) -> str | None:
-        sql = f"SELECT body::text FROM {self._table(POLICY_LEDGER)} WHERE key = %s"
-        rows: list[Any] = self._link.run(POLICY_LEDGER, sql, [key], repeatable=True).rows
-        return statements.read_body(str(rows[0][0])) if rows else None
+    def _read_bodies(self, keys: list[str]) -> dict[str, str]:
+        sql = f"SELECT key, body::text FROM {self._table(POLICY_LEDGER)} WHERE key = ANY(%s)"
+        rows: list[Any] = self._link.run(POLICY_LEDGER, sql, [keys], repeatable=True).rows
+        return {str(key): statements.read_body(str(body)) for key, body in rows}
 
 
 def _new_rev() -> str:

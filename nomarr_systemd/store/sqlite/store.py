@@ -18,6 +18,7 @@ from nomarr_systemd.core.text import clean
 from nomarr_systemd.store.protocol import (
     DOMAINS,
     POLICY_LEDGER,
+    PORTION,
     Doc,
     Domain,
     Equal,
@@ -25,9 +26,11 @@ from nomarr_systemd.store.protocol import (
     check_field,
     check_key,
     check_number,
+    check_update,
     check_where,
     check_words,
     encode,
+    in_portions,
     new_keys,
 )
 from nomarr_systemd.store.sqlite.file import SqliteFile
@@ -179,6 +182,17 @@ class SqliteStore:
             values += compared
         return self._write(sql, *values)
 
+    def update(self, collection: str, where: Equal, fields: Doc) -> int:
+        conditions = " AND ".join(f"{_column(each)} = ?" for each in check_update(where, fields))
+        table, new = self._table(collection), json.loads(encode(fields))
+        changes = "".join(f", '$.{name}', json(?)" for name in new)
+        sql = (
+            f"UPDATE {table} SET rev = lower(hex(randomblob(8))), body = json_set(body{changes})"
+            f" WHERE key IN (SELECT key FROM {table} WHERE {conditions} LIMIT {PORTION})"
+        )
+        texts = [json.dumps(value, ensure_ascii=False) for value in new.values()]
+        return in_portions(lambda: self._write(sql, *texts, *where.values()))
+
     def now_ms(self) -> int:
         return time.time_ns() // 1_000_000
 
@@ -196,10 +210,8 @@ class SqliteStore:
         self._publish(*sorted(unpublished))
 
     def publish_all(self) -> None:
-        keys = [doc["_key"] for doc in self.find(POLICY_LEDGER)]
-        self._publish(*keys)
         if self._publisher is not None:
-            self._publisher.remove_others(keys)
+            self._publisher.publish_all(self.find)
 
     def close(self) -> None:
         self._file.close()
@@ -250,12 +262,12 @@ class SqliteStore:
 
     def _publish(self, *keys: str) -> None:
         if self._publisher is not None:
-            self._publisher.publish(keys, self._body)
+            self._publisher.publish(keys, self._read_bodies)
 
-    def _body(self, key: str) -> str | None:
-        sql = f'SELECT body FROM "{POLICY_LEDGER}" WHERE key = ?'
-        row = self._file.run(lambda db: db.execute(sql, (key,)).fetchone())
-        return str(row[0]) if row else None
+    def _read_bodies(self, keys: list[str]) -> dict[str, str]:
+        places = ", ".join("?" * len(keys))
+        sql = f'SELECT key, body FROM "{POLICY_LEDGER}" WHERE key IN ({places})'
+        return dict(self._file.run(lambda db: db.execute(sql, keys).fetchall()))
 
 
 def _schema(domain: Domain) -> Iterator[str]:
