@@ -36,8 +36,9 @@ from nomarr_systemd.host import clock
 from nomarr_systemd.host.configuration import read_applied
 from nomarr_systemd.host.layout import Paths
 from nomarr_systemd.host.program_options import PLACES, parse_options
-from nomarr_systemd.systemd.manager import SUPERVISOR, Manager, ManagerError, monotonic_ms
+from nomarr_systemd.systemd.manager import SUPERVISOR, Manager, monotonic_ms
 from nomarr_systemd.systemd.notify import listen_fds, notify
+from nomarr_systemd.systemd.systemctl import ManagerError
 
 USAGE: Final = f"usage: nomarr-controller {PLACES} [--reconcile]"
 IDLE_S: Final = 30.0

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from time import gmtime, strftime
 from typing import Final, NamedTuple
 
@@ -43,6 +43,21 @@ class Publisher:
         self._gid = gid
         self._host = host
         self.error: Exception | None = None  # why the last publication failed; the commit stands
+        self._late: dict[str, Callable[[str], str | None]] | None = None
+
+    @contextlib.contextmanager
+    def late(self) -> Iterator[None]:
+        """Publish once, at the end, what is written meanwhile: workers wait for their start, and
+        nobody for this. What their units read at a start is written at once. After a kill the
+        reconciler publishes all."""
+        late: dict[str, Callable[[str], str | None]] = {}
+        self._late = late
+        try:
+            yield
+        finally:
+            self._late = None
+            for current in set(late.values()):
+                self.publish([key for key, each in late.items() if each == current], current)
 
     def publish(self, keys: Iterable[str], current: Callable[[str], str | None]) -> None:
         """Write the text that ``current(key)`` reads from the store now; None removes the file.
@@ -62,8 +77,11 @@ class Publisher:
                 for key, name in names.items():
                     try:
                         text = current(key)
-                        self._write(name, text)
                         self._write_past(name.removesuffix(SUFFIX), text)
+                        if self._late is None:
+                            self._write(name, text)
+                        else:
+                            self._late[key] = current
                     except (OSError, StoreError, ValueError) as error:
                         self._complain(name, error)
         except OSError as error:
@@ -101,9 +119,13 @@ class Publisher:
         if not line:
             remove(path)
             return
+        content = f'NOMARR_PAST="{line}"\n'
+        with contextlib.suppress(OSError), open(path, encoding="ascii", errors="replace") as file:
+            if file.read(len(content) + 1) == content:
+                return
         os.makedirs(self._past, 0o700, exist_ok=True)
         with open(f"{path}.new", "w", encoding="ascii", opener=_open_private) as file:
-            file.write(f'NOMARR_PAST="{line}"\n')
+            file.write(content)
         os.rename(f"{path}.new", path)
 
     def _make_directory(self) -> None:
@@ -157,14 +179,14 @@ def _open_private(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
-def open_policy_store(settings: StoreSettings, directory: str, host: str = "") -> Store:
-    """The policy domain's store, which publishes the ledger of ``host`` in ``directory``."""
+def open_policy_store(settings: StoreSettings, publisher: Publisher) -> Store:
+    """The policy domain's store, which has its ledger published."""
     return open_store(
         settings.url,
         "policy",
         password_file=settings.password_file,
         ca_file=settings.ca_file,
-        publisher=Publisher(directory, host=host),
+        publisher=publisher,
     )
 
 

@@ -16,7 +16,7 @@ from nomarr_systemd.host.files import remove
 from nomarr_systemd.host.holds import Holds
 from nomarr_systemd.host.layout import Paths
 from nomarr_systemd.ledger.public import list_published
-from nomarr_systemd.systemd.manager import ManagerError
+from nomarr_systemd.systemd.systemctl import ManagerError
 
 _RESTART: Final = "nomarr-restart@"
 _TIMEOUT_S: Final = 60.0

@@ -25,13 +25,8 @@ from nomarr_systemd.operate.choose import choose
 from nomarr_systemd.systemd.manager import SUPERVISOR, Manager, monotonic_ms
 
 FACTS: Final = (
-    "ActiveState",
-    "SubState",
-    "LoadState",
-    "Result",
-    "MainPID",
-    "InvocationID",
-    "ActiveEnterTimestampMonotonic",
+    *("ActiveState", "SubState", "LoadState"),
+    *("MainPID", "InvocationID", "ActiveEnterTimestampMonotonic"),
 )
 
 
