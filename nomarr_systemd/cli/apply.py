@@ -46,7 +46,8 @@ def apply(scope: Scope, dry_run: bool, with_diff: bool, yes: bool, as_json: bool
     With --dry-run everything is checked as apply would, and the exit status is the same.
     """
     config = scope.read_file()
-    plan = make_plan(scope, config)
+    with Progress() as progress:
+        plan = make_plan(scope, config, progress.tell)
     document = _to_json(plan, dry_run)  # before carry_out: afterwards nothing differs
     for concern in plan.concerns:
         if concern.level == "warn" or dry_run:  # carry_out refuses a bad one, with this text

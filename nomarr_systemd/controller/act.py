@@ -11,7 +11,8 @@ cleared last:
 5. ends of holds, stops, then masks (a unit that is masked while it starts keeps its start job),
    ends of pauses, then starts (systemd is asked again first if it took a while); their timers
    stop after that;
-6. how far each decision got, in one commit. If that is lost, the next plan does it again;
+6. how far each decision got, in one commit. If that is lost, the next plan does it again. The
+   accounts are published after it;
 7. the journal, then the supervisor. After a kill before this they are told again. Deaths that
    would mask their workers are not booked yet: first the supervisor is asked about their jobs;
 8. reports are cleared, or kept for the supervisor alone if it did not answer.
@@ -36,14 +37,10 @@ from nomarr_systemd.core.intents import Intent
 from nomarr_systemd.core.plan import is_blamed
 from nomarr_systemd.core.world import Outcome
 from nomarr_systemd.host import clock
-from nomarr_systemd.systemd.manager import (
-    ManagerError,
-    Refused,
-    monotonic_ms,
-    timer_of,
-)
+from nomarr_systemd.systemd.manager import monotonic_ms, timer_of
 from nomarr_systemd.systemd.notify import feed_watchdog
 from nomarr_systemd.systemd.stop_intent import DOWN_FACTS, WANTED_FACTS, find_run, is_wanted
+from nomarr_systemd.systemd.systemctl import ManagerError, Refused
 
 FRESH_MS: Final = 50
 _Kind = TypeVar("_Kind")
@@ -67,23 +64,24 @@ class Done(NamedTuple):
 
 def act(site: Site, intents: Sequence[Intent]) -> Done:
     """Carry intents out; LedgerUnwritable before any effect if they cannot be booked."""
-    refused = _schedule(site, _pick(intents, do.Schedule))
-    changed = _change_incidents(site, intents)
-    _hold(site, _pick(intents, do.Hold))
-    _book(site, intents)
-    feed_watchdog()
-    _blame_jobs(site, _pick(intents, do.BlameJobs))
-    kept = _spool(site, _pick(intents, do.Spool))
-    refused |= _release(site, _pick(intents, do.Release))
-    _stop(site, [each.component.unit for each in _pick(intents, do.Stop)])
-    refused |= _mask(site, [each.component for each in _pick(intents, do.Mask)])
-    refused |= _resume(site, _pick(intents, do.Resume))
-    feed_watchdog()
-    timers = [timer_of(each.component) for each in _pick(intents, do.CancelTimer)]
-    starts = [each for each in _pick(intents, do.Start) if each.component not in refused]
-    started, unwanted = _start(site, starts, timers)
-    refused |= started
-    _note(site, _pick(intents, do.Note), refused, unwanted)
+    with site.publisher.late():
+        refused = _schedule(site, _pick(intents, do.Schedule))
+        changed = _change_incidents(site, intents)
+        _hold(site, _pick(intents, do.Hold))
+        _book(site, intents)
+        feed_watchdog()
+        _blame_jobs(site, _pick(intents, do.BlameJobs))
+        kept = _spool(site, _pick(intents, do.Spool))
+        refused |= _release(site, _pick(intents, do.Release))
+        _stop(site, [each.component.unit for each in _pick(intents, do.Stop)])
+        refused |= _mask(site, [each.component for each in _pick(intents, do.Mask)])
+        refused |= _resume(site, _pick(intents, do.Resume))
+        feed_watchdog()
+        timers = [timer_of(each.component) for each in _pick(intents, do.CancelTimer)]
+        starts = [each for each in _pick(intents, do.Start) if each.component not in refused]
+        started, unwanted = _start(site, starts, timers)
+        refused |= started
+        _note(site, _pick(intents, do.Note), refused, unwanted)
     outcomes, unanswered = _tell(site, intents)
     # The next plan handles what the supervisor answered; until then it can be asked again.
     untold = unanswered | {each.invocation for each in outcomes}
@@ -294,6 +292,23 @@ def _start(
 
 def _find_unwanted(site: Site, intents: Sequence[do.Start]) -> set[Component]:
     """Return the workers that are no longer as they were observed, or no longer wanted."""
+    units = [each.component.unit for each in intents]
+    wanted = [each.component.wanted_unit for each in intents]
+    states = site.manager.show([*units, *wanted], ("ActiveState", "Job"))
+    # Those that are down and wanted may still have moved on, and have failed again.
+    shown = site.manager.show(units, ("InvocationID",))
+    unsure = []
+    for each in intents:
+        unit, wish = states[each.component.unit], states[each.component.wanted_unit]
+        is_down = unit["ActiveState"] in ("failed", "inactive") and not unit["Job"]
+        is_same = shown[each.component.unit]["InvocationID"] == each.run
+        if not is_down or not is_same or wish["ActiveState"] != "active" or wish["Job"]:
+            unsure.append(each)
+    return _find_unwanted_among(site, unsure)
+
+
+def _find_unwanted_among(site: Site, intents: Sequence[do.Start]) -> set[Component]:
+    """The same by all facts, of which each takes systemd a while."""
     questions: dict[str, Sequence[str]] = {}
     for each in intents:
         questions[each.component.unit] = DOWN_FACTS

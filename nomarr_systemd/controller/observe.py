@@ -56,7 +56,8 @@ UNIT_FACTS: Final = (
     *("ConditionTimestampMonotonic", "ExecMainStartTimestampMonotonic"),
     *("ExecMainExitTimestampMonotonic", *stop_intent.UNIT_FACTS),
 )
-_TIMER: Final = ("Job", "SubState")
+_TIMERS: Final = "nomarr-restart@*.timer"
+_NO_TIMER: Final = {"Job": "", "SubState": "dead"}
 EXIT_FACTS: Final = ("InvocationID", "Result", "ExecMainCode", "ExecMainStatus")
 _FEW: Final = 8  # at most so many accounts are read one by one
 
@@ -178,8 +179,7 @@ def find_unheard(site: Site, reports: Sequence[Report]) -> list[Report]:
         component = find_instance(name.removeprefix(UNIT_PREFIX).removesuffix(UNIT_SUFFIX))
         if component is not None:  # the template can be started with any name
             failed[component] = name
-    questions = dict.fromkeys(failed.values(), EXIT_FACTS)
-    shown = site.manager.show_each(questions | {timer_of(each): _TIMER for each in failed})
+    shown = _ask_timers(site, list(failed)) | site.manager.show(list(failed.values()), EXIT_FACTS)
     is_away = False
     for component, name in failed.items():
         facts = shown[name]
@@ -277,10 +277,20 @@ def _ask_systemd(site: Site, workers: Sequence[Component]) -> dict[str, dict[str
         SUPERVISOR: ("ActiveState", "ActiveEnterTimestampMonotonic"),
     }
     for each in workers:
-        questions |= {each.unit: UNIT_FACTS, each.wanted_unit: WANTED_FACTS, timer_of(each): _TIMER}
-    shown = site.manager.show_each(questions)
+        questions |= {each.unit: UNIT_FACTS, each.wanted_unit: WANTED_FACTS}
+    shown = _ask_timers(site, workers) | site.manager.show_each(questions)
     site.observed_ms = monotonic_ms()
     return shown
+
+
+def _ask_timers(site: Site, workers: Sequence[Component]) -> dict[str, dict[str, str]]:
+    """Ask about the timers of restarts; systemd has not loaded those of workers that wait for
+    none, and need not do so in order to say that there are none."""
+    names = [timer_of(each) for each in workers]
+    if not names:
+        return {}
+    loaded = site.manager.list_loaded(*(names if len(names) <= _FEW else [_TIMERS]))
+    return {name: loaded.get(name, _NO_TIMER) for name in names}
 
 
 def _make_worker(

@@ -17,7 +17,7 @@ from nomarr_systemd.host.layout import Paths
 from nomarr_systemd.host.machine import host_of
 from nomarr_systemd.ledger.incidents import IncidentStore
 from nomarr_systemd.ledger.ledger import Ledger
-from nomarr_systemd.ledger.public import open_policy_store
+from nomarr_systemd.ledger.public import Publisher, open_policy_store
 from nomarr_systemd.ledger.spool import Spool
 from nomarr_systemd.live.client import MAX_BRIEF, Batch
 from nomarr_systemd.store.protocol import Store
@@ -42,6 +42,7 @@ class Site:
         self.observed_ms = 0  # when systemd was last asked about all that matters, monotonic
         self.ask_anew()
         self._host = host_of(config.store.url)
+        self.publisher = Publisher(paths.public, host=self._host)
         self._store: Store | None = None
 
     def ask_anew(self) -> None:
@@ -51,7 +52,7 @@ class Site:
     @property
     def store(self) -> Store:
         if self._store is None:
-            self._store = open_policy_store(self.config.store, self.paths.public, self._host)
+            self._store = open_policy_store(self.config.store, self.publisher)
         return self._store
 
     @property

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from string import ascii_letters, digits
 from time import gmtime, strftime
 from typing import Final, NamedTuple
@@ -31,6 +31,7 @@ SUFFIX: Final = ".json"
 PATIENCE_S: Final = 2.0
 _PLAIN: Final = frozenset(f"{ascii_letters}{digits} -")  # what needs no quoting in a unit's file
 _PAGE: Final = 50  # accounts that are read at once
+Read = Callable[[list[str]], Mapping[str, str]]
 MAX_BYTES: Final = 512 << 10  # a full ring has 30 kB, and 460 kB with the longest texts
 
 
@@ -46,8 +47,23 @@ class Publisher:
         self._gid = gid
         self._host = host
         self.error: Exception | None = None  # why the last publication failed; the commit stands
+        self._late: dict[str, Read] | None = None
 
-    def publish(self, keys: Iterable[str], read: Callable[[list[str]], Mapping[str, str]]) -> None:
+    @contextlib.contextmanager
+    def late(self) -> Iterator[None]:
+        """Publish once, at the end, what is written meanwhile: workers wait for their start, and
+        nobody for this. What their units read at a start is written at once. After a kill the
+        reconciler publishes all."""
+        late: dict[str, Read] = {}
+        self._late = late
+        try:
+            yield
+        finally:
+            self._late = None
+            for read in set(late.values()):
+                self.publish([key for key, each in late.items() if each == read], read)
+
+    def publish(self, keys: Iterable[str], read: Read) -> None:
         """Write the texts that ``read(keys)`` reads from the store now; those of documents that it
         does not find are removed.
 
@@ -68,6 +84,8 @@ class Publisher:
                     texts = read(page)
                     for key in page:
                         self._show(names[key], texts.get(key))
+                if self._late is not None:
+                    self._late |= dict.fromkeys(names, read)
         except (OSError, StoreError) as error:
             self._complain(", ".join(list(names.values())[:3]), error)
 
@@ -94,8 +112,9 @@ class Publisher:
 
     def _show(self, name: str, text: str | None) -> None:
         try:
-            self._write(name, text)
             self._write_past(name.removesuffix(SUFFIX), text)
+            if self._late is None:
+                self._write(name, text)
         except (OSError, StoreError, ValueError) as error:
             self._complain(name, error)
 
@@ -129,9 +148,13 @@ class Publisher:
         if not line:
             remove(path)
             return
+        content = f'NOMARR_PAST="{line}"\n'
+        with contextlib.suppress(OSError), open(path, encoding="ascii", errors="replace") as file:
+            if file.read(len(content) + 1) == content:
+                return
         os.makedirs(self._past, 0o700, exist_ok=True)
         with open(f"{path}.new", "w", encoding="ascii", opener=_open_private) as file:
-            file.write(f'NOMARR_PAST="{line}"\n')
+            file.write(content)
         os.rename(f"{path}.new", path)
 
     def _make_directory(self) -> None:
@@ -185,15 +208,15 @@ def _open_private(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
-def open_policy_store(settings: StoreSettings, directory: str, host: str = "") -> Store:
-    """The policy domain's store, which publishes the ledger of ``host`` in ``directory``."""
+def open_policy_store(settings: StoreSettings, publisher: Publisher) -> Store:
+    """The policy domain's store, which has its ledger published."""
     return open_store(
         settings.url,
         "policy",
         password_file=settings.password_file,
         ca_file=settings.ca_file,
         copies=settings.copies,
-        publisher=Publisher(directory, host=host),
+        publisher=publisher,
     )
 
 

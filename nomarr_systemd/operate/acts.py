@@ -16,9 +16,9 @@ from nomarr_systemd.host.scope import Scope, name_person
 from nomarr_systemd.live import client
 from nomarr_systemd.operate import controlling
 from nomarr_systemd.operate.job_store import forget_pool_failure
-from nomarr_systemd.operate.waiting import FACTS, Facts, Tell, is_down, is_idle, wait_for
+from nomarr_systemd.operate.waiting import FACTS, Facts, Tell, is_down, is_idle, queue, wait_for
 from nomarr_systemd.systemd.journal import Journal
-from nomarr_systemd.systemd.manager import Manager, monotonic_ms, queue, timer_of
+from nomarr_systemd.systemd.manager import Manager, Verb, monotonic_ms, timer_of
 
 _TELL_SUPERVISOR_MS: Final = 2000  # for all workers together, if the supervisor is slow
 
@@ -60,8 +60,8 @@ class _Act:
         except StoreError as error:
             self._warnings.append(f"the ledger has no record of this: {error}")
 
-    def queue(self, verb: str, workers: Sequence[Component]) -> None:
-        queue(verb, [worker.unit for worker in workers], user=self.scope.user)  # type: ignore[arg-type]
+    def queue(self, verb: Verb, workers: Sequence[Component]) -> None:
+        queue(self.manager, verb, [worker.unit for worker in workers])
 
     def add(
         self, workers: Sequence[Component], word: str, text: str = "", *, log: bool = False
@@ -103,7 +103,7 @@ def pause(
         act.record(new, "pause", span.reason)
         controlling.arm_end_of_pauses(scope, config)
         units = [*map(timer_of, workers), *(each.unit for each in workers)]
-        queue("stop", units, user=scope.user)
+        queue(act.manager, "stop", units)
     resumed: list[Component] = []
 
     def is_done(worker: Component, facts: Facts) -> bool:

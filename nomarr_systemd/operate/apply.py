@@ -12,14 +12,14 @@ import os
 import pwd
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import nomarr_systemd
 from nomarr_systemd.config.store_url import SqliteUrl, parse_store_url
 from nomarr_systemd.config.values import Config
 from nomarr_systemd.core.errors import ConfigError, NomarrError, StoreError
-from nomarr_systemd.core.ids import Component
+from nomarr_systemd.core.ids import UNIT_PREFIX, UNIT_SUFFIX, Component
 from nomarr_systemd.host import clock
 from nomarr_systemd.host.configuration import as_stored, read_applied
 from nomarr_systemd.host.files import locked, remove, write_durably
@@ -28,17 +28,17 @@ from nomarr_systemd.host.layout import LIBEXEC, make_directories, make_programs
 from nomarr_systemd.host.scope import Scope
 from nomarr_systemd.ledger.public import read_published
 from nomarr_systemd.operate import controlling, leftovers, store_check
-from nomarr_systemd.operate.waiting import FACTS, Tell, is_down, is_idle, wait_for
-from nomarr_systemd.systemd import unit_files
-from nomarr_systemd.systemd.manager import (
-    RECONCILER,
-    SUPERVISOR,
-    TARGET,
-    Manager,
-    ManagerError,
+from nomarr_systemd.operate.waiting import (
+    Tell,
+    is_down,
+    is_idle,
     queue,
-    timer_of,
+    queue_gently,
+    wait_for,
 )
+from nomarr_systemd.systemd import unit_files
+from nomarr_systemd.systemd.manager import RECONCILER, SUPERVISOR, TARGET, Manager, timer_of
+from nomarr_systemd.systemd.systemctl import ManagerError
 
 PIPES_S = 20.0
 EXTRA_S = 15.0  # beyond the time of a stop; systemd kills what does not end by then
@@ -62,7 +62,7 @@ class Plan(NamedTuple):
         return any(map(bool, parts))
 
 
-def make_plan(scope: Scope, config: Config) -> Plan:
+def make_plan(scope: Scope, config: Config, tell: Tell | None = None) -> Plan:
     """Compare the configuration with what is installed; nothing is changed."""
     _check_users(scope, config)
     directory = scope.unit_directory
@@ -72,32 +72,50 @@ def make_plan(scope: Scope, config: Config) -> Plan:
     known = leftovers.find_workers(directory, scope.paths)
     if before is not None:
         known.update(before.components())
-    shown = Manager(user=scope.user).show([each.unit for each in workers], FACTS)
-    owed = _read_owed(scope)
-    restart = {}
+    restart, idle = _sort_out(scope, workers, changes, tell)
     start = []
     holds, now_ms = Holds(scope.paths.hold), clock.now().wall_ms
-    for worker in workers:
-        facts = shown[worker.unit]
-        run = facts["InvocationID"]
-        if facts["ActiveState"] in ("active", "activating", "reloading"):
-            if unit_files.dropin_of(worker) in changes.change or owed.get(worker.instance) == run:
-                restart[worker] = run
-        elif (
-            facts["ActiveState"] == "inactive"
-            and facts["LoadState"] != "masked"
-            and not holds.read(worker)
-            and not (
-                unit_files.dropin_of(worker) in changes.add
-                and holds.read_switch(worker.pool, now_ms)
-            )
-            and not has_finished(scope, worker, run)
-        ):
+    switches = {pool.name: holds.read_switch(pool.name, now_ms) for pool in config.pools}
+    for worker, run in idle.items():
+        is_new = unit_files.dropin_of(worker) in changes.add
+        is_held = holds.read(worker) or (is_new and switches[worker.pool])
+        if not is_held and not has_finished(scope, worker, run):
             start.append(worker)
     differ = before != as_stored(config)
     concerns = store_check.find_concerns(scope, config)
     gone = sorted(known - set(workers))
     return Plan(config, changes, differ, gone, restart, start, concerns, before)
+
+
+def _sort_out(
+    scope: Scope, workers: Sequence[Component], changes: unit_files.Changes, tell: Tell | None
+) -> tuple[dict[Component, str], dict[Component, str]]:
+    """Return the workers that run with old settings, and those that are down and not masked, each
+    with its present or last run. Only these are asked about one by one."""
+    manager = Manager(user=scope.user, tell=tell)
+    loaded = manager.list_loaded(f"{UNIT_PREFIX}*{UNIT_SUFFIX}")
+    masked = leftovers.find_masks(changes.directory)
+    owed = _read_owed(scope) or {}
+    old, down, without_run = [], [], {}
+    for worker in workers:
+        facts = loaded.get(worker.unit)
+        if facts is None:
+            if worker not in masked:
+                without_run[worker] = ""
+        elif facts["ActiveState"] in ("active", "activating", "reloading"):
+            if unit_files.dropin_of(worker) in changes.change or worker.instance in owed:
+                old.append(worker)
+        elif facts["ActiveState"] == "inactive" and facts["LoadState"] != "masked":
+            down.append(worker)
+    shown = manager.show([each.unit for each in (*old, *down)], ["InvocationID"])
+    runs = {each: shown[each.unit]["InvocationID"] for each in (*old, *down)}
+    restart = {
+        each: runs[each]
+        for each in old
+        if unit_files.dropin_of(each) in changes.change or owed[each.instance] == runs[each]
+    }
+    idle = {each: runs[each] for each in down} | without_run
+    return restart, {each: idle[each] for each in workers if each in idle}
 
 
 def has_finished(scope: Scope, worker: Component, run: str) -> bool:
@@ -161,12 +179,13 @@ def carry_out(scope: Scope, plan: Plan, say: Callable[[str], None], tell: Tell) 
         if libexec != LIBEXEC:
             package = os.path.dirname(os.path.abspath(nomarr_systemd.__file__))
             make_programs(libexec, search=[os.path.dirname(package)])
-        manager = Manager(user=scope.user)
-        if plan.restart:
-            owed = {worker.instance: run for worker, run in plan.restart.items()}
-            write_durably(_owed_file(scope), json.dumps(owed).encode(), mode=0o644)
+        manager = Manager(user=scope.user, tell=tell)
+        if not plan and _read_owed(scope) is None and _is_in_force(scope, manager, plan.config):
+            return []
+        owed = {worker.instance: run for worker, run in plan.restart.items()}
+        write_durably(_owed_file(scope), json.dumps(owed).encode(), mode=0o644)
         # Before their drop-ins are removed, which have the timeout of a stop.
-        stopping = _stop(scope, manager, plan, say, tell)
+        stopping = _stop(manager, plan, say, tell)
         gone = [worker for worker in plan.gone if worker not in stopping]
         kept = {unit_files.dropin_of(worker) for worker in stopping}
         removed = tuple(name for name in plan.changes.remove if name not in kept)
@@ -180,13 +199,25 @@ def carry_out(scope: Scope, plan: Plan, say: Callable[[str], None], tell: Tell) 
         manager.restart_running(filter(plan.changes.concern, unit_files.STORE_USERS))
         manager.reload_or_start(SUPERVISOR)
         _wait_for_pipes(scope, plan.config, tell)
-        busy = _restart(scope, manager, plan, say, tell)
+        busy = _restart(manager, plan, say, tell)
+        _start(manager, plan.start, tell)
         if not busy:
             remove(_owed_file(scope))
-        _start(scope, manager, plan.start)
         # It may have failed without a configuration; what was left undone is due now.
-        queue("start", [RECONCILER], user=scope.user)
+        queue(manager, "start", [RECONCILER])
     return [*stopping, *busy]
+
+
+def _is_in_force(scope: Scope, manager: Manager, config: Config) -> bool:
+    """True if systemd has read the files, and what serves the workers runs. The workers of a pool
+    are alike: the first of each is asked about."""
+    firsts = [Component(pool.name, 0).unit for pool in config.pools if pool.workers]
+    shown = manager.show([TARGET, SUPERVISOR, *firsts], ["ActiveState", "NeedDaemonReload"])
+    return (
+        all(facts["NeedDaemonReload"] != "yes" for facts in shown.values())
+        and all(shown[unit]["ActiveState"] == "active" for unit in (TARGET, SUPERVISOR))
+        and not _find_missing_pipes(scope, config)
+    )
 
 
 def _patience_s(plan: Plan, workers: list[Component]) -> float:
@@ -198,7 +229,6 @@ def _patience_s(plan: Plan, workers: list[Component]) -> float:
 
 
 def _stop(
-    scope: Scope,
     manager: Manager,
     plan: Plan,
     say: Callable[[str], None],
@@ -209,7 +239,7 @@ def _stop(
     if not gone:
         return []
     names = [*map(timer_of, gone), *(worker.unit for worker in gone)]
-    queue("stop", names, user=scope.user)
+    queue(manager, "stop", names)
     limit_s = _patience_s(plan, gone)
     down = wait_for(
         manager, gone, lambda _, facts: is_down(facts), "stopping", tell, limit_s=limit_s
@@ -243,7 +273,6 @@ def _hold_new(scope: Scope, plan: Plan) -> None:
 
 
 def _restart(
-    scope: Scope,
     manager: Manager,
     plan: Plan,
     say: Callable[[str], None],
@@ -253,8 +282,8 @@ def _restart(
     workers = list(plan.restart)
     if not workers:
         return []
-    queue("try-restart", [worker.unit for worker in workers], user=scope.user)
     what = "restarting with new settings"
+    queue_gently(manager, "try-restart", [worker.unit for worker in workers], what, tell)
     limit_s = _patience_s(plan, workers)
     done = wait_for(manager, workers, lambda _, facts: is_idle(facts), what, tell, limit_s=limit_s)
     if done:
@@ -262,27 +291,36 @@ def _restart(
     return [worker for worker in workers if worker not in done]
 
 
-def _start(scope: Scope, manager: Manager, workers: list[Component]) -> None:
-    """Start workers that are down; failed ones are not among them, their restart is scheduled."""
-    shown = manager.show([TARGET], ["ActiveState"])[TARGET]
-    if shown["ActiveState"] == "active":
-        queue("start", [worker.unit for worker in workers], user=scope.user)
-    else:
+def _start(manager: Manager, workers: list[Component], tell: Tell) -> None:
+    """Start workers that are down; failed ones are not among them, their restart is scheduled. The
+    target comes last: it would start all of them at once."""
+    queue_gently(manager, "start", [worker.unit for worker in workers], "starting", tell)
+    if manager.show([TARGET], ["ActiveState"])[TARGET]["ActiveState"] != "active":
         manager.start(TARGET)
 
 
 def _wait_for_pipes(scope: Scope, config: Config, tell: Tell) -> None:
-    """Wait until every worker has its pipe: systemd 252 does not wait for the end of a reload."""
-    ends = time.monotonic() + PIPES_S
-    for worker in config.components():
-        while not os.path.exists(f"{scope.paths.health}/{worker.instance}"):
-            if time.monotonic() > ends:
-                raise ManagerError(
-                    f"the supervisor made no pipe for {worker.component_id} in {PIPES_S:g} s",
-                    hint=f"see systemctl status {SUPERVISOR}, then run nomarrctl apply again",
-                )
-            tell(f"waiting for the pipe of {worker.component_id}")
-            time.sleep(0.01)
+    """Wait until every worker has its pipe: systemd 252 does not wait for the end of a reload. A
+    supervisor that makes none for PIPES_S is given up."""
+    ends, before = time.monotonic() + PIPES_S, -1
+    while missing := _find_missing_pipes(scope, config):
+        if len(missing) != before:
+            ends, before = time.monotonic() + PIPES_S, len(missing)
+        if time.monotonic() > ends:
+            raise ManagerError(
+                f"the supervisor made no pipe for {missing[0].component_id} in {PIPES_S:g} s",
+                hint=f"see systemctl status {SUPERVISOR}, then run nomarrctl apply again",
+            )
+        tell(f"waiting for the pipe of {missing[0].component_id} ({len(missing)} are missing)")
+        time.sleep(0.01)
+
+
+def _find_missing_pipes(scope: Scope, config: Config) -> list[Component]:
+    try:
+        there = set(os.listdir(scope.paths.health))
+    except FileNotFoundError:
+        there = set()
+    return [each for each in config.components() if each.instance not in there]
 
 
 @contextlib.contextmanager
@@ -310,11 +348,13 @@ def _owed_file(scope: Scope) -> str:
     return f"{scope.paths.state}/apply.json"
 
 
-def _read_owed(scope: Scope) -> dict[str, str]:
-    """The runs that an interrupted apply had still to restart."""
+def _read_owed(scope: Scope) -> dict[str, str] | None:
+    """The runs that an interrupted apply had still to restart; None if it was not interrupted."""
     try:
         with open(_owed_file(scope), encoding="utf-8") as file:
             owed = json.load(file)
+    except FileNotFoundError:
+        return None
     except (OSError, ValueError):
         return {}
     return owed if isinstance(owed, dict) else {}

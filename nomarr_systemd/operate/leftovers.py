@@ -16,7 +16,7 @@ from nomarr_systemd.host.files import remove
 from nomarr_systemd.host.holds import Holds
 from nomarr_systemd.host.layout import Paths
 from nomarr_systemd.ledger.public import list_published
-from nomarr_systemd.systemd.manager import ManagerError
+from nomarr_systemd.systemd.systemctl import ManagerError
 
 _RESTART: Final = "nomarr-restart@"
 _TIMEOUT_S: Final = 60.0
@@ -29,6 +29,17 @@ def find_workers(directory: str, paths: Paths) -> set[Component]:
     names += _loaded(user=paths.user)
     published, _ = list_published(paths.public)
     return published | {worker for name in names if (worker := _worker_of(name))}
+
+
+def find_masks(directory: str) -> set[Component]:
+    """Workers whose unit is masked."""
+    return {
+        worker
+        for name in _listed(directory)
+        if os.path.islink(path := os.path.join(directory, name))
+        and os.readlink(path) == "/dev/null"
+        and (worker := _worker_of(name))
+    }
 
 
 def remove_files(directory: str, workers: Iterable[Component]) -> None:

@@ -29,13 +29,7 @@ from nomarr_systemd.systemd.needs import find_lacking
 from nomarr_systemd.systemd.stop_intent import WANTED_FACTS
 
 FACTS: Final = (
-    "ActiveState",
-    "SubState",
-    "LoadState",
-    "Result",
-    "MainPID",
-    "InvocationID",
-    "Job",
+    *("ActiveState", "SubState", "LoadState", "MainPID", "InvocationID", "Job"),
     "ActiveEnterTimestampMonotonic",
     *stop_intent.UNIT_FACTS,
 )

@@ -7,16 +7,21 @@ systemd finishes.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
 from nomarr_systemd.core.ids import Component
-from nomarr_systemd.systemd.manager import Manager
+from nomarr_systemd.systemd.manager import Manager, Verb
+from nomarr_systemd.systemd.systemctl import ManagerError
 
 _FIRST_S: Final = 0.02
 _LONGEST_S: Final = 0.5
+_PORTION: Final = 64  # jobs that systemd has at a time
+_LOADS_S: Final = 2.0  # a worker that is not ready by then loads, and is not waited for
 FACTS: Final = ("ActiveState", "SubState", "LoadState", "InvocationID", "Job", "Result")
+_STATES: Final = ("ActiveState", "SubState", "LoadState", "Job")  # quick to ask for many units
 Facts = dict[str, str]
 Tell = Callable[[str], None]  # takes a line that says how far a wait has got
 
@@ -30,6 +35,48 @@ def is_down(facts: Facts) -> bool:
     return is_idle(facts) and facts["ActiveState"] in ("inactive", "failed")
 
 
+def queue(manager: Manager, verb: Verb, units: Sequence[str]) -> None:
+    """Queue a job for each unit. If systemd refuses some, the others are done; ManagerError then.
+
+    Several trips: systemd answers others between them.
+    """
+    refused: list[ManagerError] = []
+    for start in range(0, len(units), _PORTION):
+        answers = manager.queue(verb, units[start : start + _PORTION])
+        refused += [each for each in answers.values() if each]
+    _complain(refused)
+
+
+def queue_gently(manager: Manager, verb: Verb, units: Sequence[str], what: str, tell: Tell) -> None:
+    """The same, but with few jobs at a time: thousands of workers that start at once would keep
+    the machine busy for minutes. Return when the last has begun. Hold no lock meanwhile."""
+    left, begun = list(units), dict[str, float]()
+    refused: list[ManagerError] = []
+    while left or begun:
+        portion = left[: _PORTION - len(begun)]
+        left = left[len(portion) :]
+        answers = manager.queue(verb, portion)
+        refused += [each for each in answers.values() if each]
+        begun |= {unit: math.inf for unit, error in answers.items() if not error}
+        now = time.monotonic()
+        for unit, facts in manager.show(list(begun), ["ActiveState", "Job"]).items():
+            if facts["ActiveState"] not in ("inactive", "failed"):
+                begun[unit] = min(begun[unit], now)
+            if is_idle(facts) or now - begun[unit] > _LOADS_S:
+                del begun[unit]
+        if left or begun:
+            tell(f"{what}: {len(units) - len(left) - len(begun)} of {len(units)}")
+            time.sleep(_FIRST_S)
+    _complain(refused)
+
+
+def _complain(refused: Sequence[ManagerError]) -> None:
+    """Raise the first refusal, which is as a rule that of all: one line, not thousands."""
+    if refused:
+        more = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
+        raise type(refused[0])(f"{refused[0]}{more}", hint=refused[0].hint)
+
+
 def wait_for(
     manager: Manager,
     workers: Sequence[Component],
@@ -39,22 +86,23 @@ def wait_for(
     *,
     limit_s: float | None = None,
 ) -> dict[Component, Facts]:
-    """Return when ``is_done`` holds for each worker, with what systemd said of each then; after
-    ``limit_s``, those for which it holds."""
+    """Return when ``is_done`` holds for each worker, with what systemd says of each then; after
+    ``limit_s``, those for which it held. ``is_done`` gets no more than the states and the job."""
     ends = None if limit_s is None else time.monotonic() + limit_s
     found: dict[Component, Facts] = {}
     left = list(workers)
     pause_s = _FIRST_S
     while left:
-        shown = manager.show([worker.unit for worker in left], FACTS)
+        shown = manager.show([worker.unit for worker in left], _STATES)
         found |= {each: shown[each.unit] for each in left if is_done(each, shown[each.unit])}
         left = [each for each in left if each not in found]
         if left:
             if ends is not None and time.monotonic() >= ends:
-                return found
+                break
             names = ", ".join(each.instance for each in left[:4])
             more = " …" if len(left) > 4 else ""
             tell(f"{what}: {len(found)} of {len(workers)} ({names}{more})")
             time.sleep(pause_s)
             pause_s = min(_LONGEST_S, pause_s * 1.5)
-    return found
+    shown = manager.show([worker.unit for worker in found], FACTS)
+    return {worker: shown[worker.unit] for worker in found}

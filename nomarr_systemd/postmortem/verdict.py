@@ -24,7 +24,8 @@ from nomarr_systemd.postmortem.witnesses import (
     read_frames,
 )
 from nomarr_systemd.systemd.journal_reader import Journal
-from nomarr_systemd.systemd.manager import Manager, ManagerError
+from nomarr_systemd.systemd.manager import Manager
+from nomarr_systemd.systemd.systemctl import ManagerError
 
 JOURNAL_S: Final = 0.6  # for reading the journal: the whole report shall take less than a second
 MAX_FRAMES: Final = 12

@@ -29,8 +29,9 @@ from nomarr_systemd.live.answers import (
     parse_run,
     parse_worker,
 )
-from nomarr_systemd.systemd.manager import Manager, ManagerError
+from nomarr_systemd.systemd.manager import Manager
 from nomarr_systemd.systemd.stop_intent import WANTED_FACTS, was_asked_to_stop
+from nomarr_systemd.systemd.systemctl import ManagerError
 
 FACTS: Final = (
     "ActiveState", "SubState", "LoadState", "LoadError", "InvocationID", "Result", "ExecMainCode",

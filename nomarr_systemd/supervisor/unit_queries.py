@@ -55,7 +55,8 @@ def _show(
     loop: Loop, units: list[str], deliver: Callable[[Shown, str], None], *, user: bool
 ) -> None:
     """Ask systemd; called in the thread."""
-    from nomarr_systemd.systemd.manager import Manager, ManagerError  # large, and seldom needed
+    from nomarr_systemd.systemd.manager import Manager  # large, and seldom needed
+    from nomarr_systemd.systemd.systemctl import ManagerError
 
     shown: Shown = {}
     error = ""

@@ -1,7 +1,8 @@
 """A client of systemd's manager, the system's or a user's.
 
 Questions, starts and timers go over its bus; what changes files or is waited for goes through
-``systemctl``. Callers decide when to do what. Names of units come from core.ids.
+``systemctl``. Callers decide when to do what; errors are in systemctl.py. Names of units come from
+core.ids.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, Final, Literal, TypeVar
 
-from nomarr_systemd.core.errors import NomarrError, NotPermitted
 from nomarr_systemd.core.ids import Component
 from nomarr_systemd.systemd.dbus.connection import (
     MANAGER,
@@ -22,12 +22,21 @@ from nomarr_systemd.systemd.dbus.connection import (
     Call,
     unit_path,
 )
+from nomarr_systemd.systemd.systemctl import (
+    TIMEOUT_S,
+    AlreadyThere,
+    ManagerError,
+    Masked,
+    NotAllowed,
+    NotLoaded,
+    Refused,
+    run_systemctl,
+)
 
 TARGET: Final = "nomarr-workers.target"
 SUPERVISOR: Final = "nomarr-supervisor.service"
 RECONCILER: Final = "nomarr-reconcile.service"
 SHUTDOWN: Final = "shutdown.target"  # has a job while the system, or a user's manager, goes down
-_TIMEOUT_S: Final = 60.0
 _NOT_LOADED: Final = 5  # systemctl's exit status for a unit to stop that is not there
 _PORTION: Final = 1000  # names on one command line
 _NO_LIMIT: Final = 2**64 - 1
@@ -56,36 +65,14 @@ _LISTED: Final[Mapping[str, Callable[[Sequence[Any]], Any]]] = {
 }
 _REPLACE_TRIES: Final = 100
 _STARTED: Final = "UserspaceTimestampMonotonic"
+Verb = Literal["start", "stop", "restart", "try-restart"]
+_METHODS: Final[Mapping[Verb, str]] = {
+    "start": "StartUnit",
+    "stop": "StopUnit",
+    "restart": "RestartUnit",
+    "try-restart": "TryRestartUnit",
+}
 _Key = TypeVar("_Key")
-
-
-class ManagerError(NomarrError):
-    """systemd refused or could not be reached."""
-
-    code = "systemd"
-
-
-class Refused(ManagerError):
-    """systemd answered and refused this one request."""
-
-
-class NotLoaded(Refused):
-    """systemd knows of no such unit now."""
-
-
-class AlreadyThere(Refused):
-    """A unit of that name is loaded."""
-
-
-class Masked(Refused):
-    """The unit is masked."""
-
-
-class NotAllowed(Refused, NotPermitted):
-    """systemd does not let this user do that."""
-
-    code = NotPermitted.code
-    exit_status = NotPermitted.exit_status
 
 
 _ERRORS: Final[Mapping[str, type[Refused]]] = {
@@ -98,11 +85,17 @@ _ERRORS: Final[Mapping[str, type[Refused]]] = {
 
 
 class Manager:
-    """One service manager. Every method may raise ManagerError."""
+    """One service manager. Every method may raise ManagerError.
 
-    def __init__(self, *, user: bool = False) -> None:
+    With ``tell`` it is never given up: ``tell`` gets a line that says what is waited for.
+    """
+
+    def __init__(self, *, user: bool = False, tell: Callable[[str], None] | None = None) -> None:
         self._scope = ("--user",) if user else ()
-        self._bus = Bus(user=user, timeout_s=_TIMEOUT_S)
+        self._tell = tell
+        on_wait = self._tell_of_wait if tell else None
+        self._bus = Bus(user=user, timeout_s=TIMEOUT_S, on_wait=on_wait)
+        self._asked = ""  # what is waited for
         self._started_us: int | None = None
 
     def show(self, units: Sequence[str], properties: Sequence[str]) -> dict[str, dict[str, str]]:
@@ -158,6 +151,17 @@ class Manager:
         found = self._ask(Call("ListUnitsByPatterns", "asas", ([state], [pattern])))
         return [row[0] for row in found[0] if row[3] == state]
 
+    def list_loaded(self, *patterns: str) -> dict[str, dict[str, str]]:
+        """LoadState, ActiveState, SubState and Job of the loaded units of these patterns; one trip.
+
+        systemd loads no unit for this, which takes it much longer than to answer.
+        """
+        found = self._ask(Call("ListUnitsByPatterns", "asas", ([], patterns)))
+        return {
+            row[0]: {name: _as_text(name, [take(row)]) for name, take in _LISTED.items()}
+            for row in found[0]
+        }
+
     def start(self, unit: str) -> None:
         """Queue a start and do not wait for it."""
         self._ask(Call("StartUnit", "ss", (unit, "replace")))
@@ -166,13 +170,22 @@ class Manager:
         """Queue a restart and do not wait for it."""
         self._ask(Call("RestartUnit", "ss", (unit, "replace")))
 
+    def queue(self, verb: Verb, units: Iterable[str]) -> dict[str, ManagerError | None]:
+        """Queue a job for each unit and wait for none; return systemd's error, or None, for each.
+        One trip for all. A unit that is not loaded is stopped already."""
+        return self._queue(dict.fromkeys(units, verb))
+
     def queue_all(
         self, *, start: Iterable[str] = (), stop: Iterable[str] = ()
     ) -> dict[str, ManagerError | None]:
-        """Queue starts, then stops, and wait for none; return systemd's error, or None, for each.
-        One trip for all. A unit that is not loaded is stopped already."""
-        calls = {unit: Call("StartUnit", "ss", (unit, "replace")) for unit in start}
-        calls |= {unit: Call("StopUnit", "ss", (unit, "replace")) for unit in stop}
+        """Queue starts, then stops, as ``queue`` does; one trip for all."""
+        verbs: dict[str, Verb] = dict.fromkeys(start, "start")
+        return self._queue(verbs | dict.fromkeys(stop, "stop"))
+
+    def _queue(self, verbs: Mapping[str, Verb]) -> dict[str, ManagerError | None]:
+        calls = {
+            unit: Call(_METHODS[verb], "ss", (unit, "replace")) for unit, verb in verbs.items()
+        }
         return {
             unit: None
             if calls[unit].member == "StopUnit" and isinstance(answer, NotLoaded)
@@ -192,13 +205,13 @@ class Manager:
     def stop(self, units: Iterable[str]) -> None:
         """Stop what is there; a unit that is not loaded is stopped already."""
         for portion in _portions(units):
-            self._call("systemctl", "stop", *portion, fine=(0, _NOT_LOADED))
+            self._systemctl("stop", *portion, fine=(0, _NOT_LOADED))
 
     def mask(self, units: Iterable[str]) -> None:
         """Mask them all with one reload, and check that they are masked."""
         names = list(units)
         for portion in _portions(names):
-            self._call("systemctl", "mask", "--quiet", *portion)
+            self._systemctl("mask", "--quiet", *portion)
         for name, shown in self.show(names, ["LoadState"]).items():
             if shown["LoadState"] != "masked":
                 raise Refused(
@@ -208,21 +221,22 @@ class Manager:
 
     def unmask(self, units: Iterable[str]) -> None:
         for portion in _portions(units):
-            self._call("systemctl", "unmask", "--quiet", *portion)
+            self._systemctl("unmask", "--quiet", *portion)
 
     def reset_failed(self, units: Iterable[str]) -> None:
         """Reset the failed state; a unit that is not loaded has none."""
-        for unit in units:
-            with contextlib.suppress(NotLoaded):
-                self._call("systemctl", "reset-failed", unit)
+        answers = self._try_all({unit: Call("ResetFailedUnit", "s", (unit,)) for unit in units})
+        for error in answers.values():
+            if error is not None and not isinstance(error, NotLoaded):
+                raise error
 
     def reload(self) -> None:
-        self._call("systemctl", "daemon-reload")
+        self._systemctl("daemon-reload")
 
     def restart_running(self, units: Iterable[str]) -> None:
         """Restart those of the units that run; waits until they are ready."""
         for portion in _portions(units):
-            self._call("systemctl", "try-restart", *portion)
+            self._systemctl("try-restart", *portion)
 
     def reload_or_start(self, unit: str) -> None:
         """Reload the unit, or start it; waits until it is ready.
@@ -231,9 +245,9 @@ class Manager:
         depends on nothing, so it is done at once.
         """
         if self.show([unit], ["ActiveState"])[unit]["ActiveState"] == "active":
-            self._call("systemctl", "--job-mode=ignore-dependencies", "reload", unit)
+            self._systemctl("--job-mode=ignore-dependencies", "reload", unit)
         else:
-            self._call("systemctl", "start", unit)
+            self._systemctl("start", unit)
 
     def schedule_all(self, due_ms: Mapping[Component, int]) -> dict[Component, ManagerError | None]:
         """Make timers that start ``nomarr-restart@`` once, at these CLOCK_MONOTONIC times;
@@ -318,37 +332,21 @@ class Manager:
         }
 
     def _exchange(self, calls: Sequence[Call]) -> list[list[Any] | BusError]:
+        if self._tell and calls:
+            self._asked = _name_calls(calls)
         try:
             return self._bus.call_all(calls)
         except BusError as error:
             raise ManagerError(str(error)) from error
 
-    def _call(self, program: str, *arguments: str, fine: Sequence[int] = (0,)) -> None:
-        import subprocess  # slow to import, and no restart needs it
+    def _systemctl(self, *arguments: str, fine: Sequence[int] = (0,)) -> None:
+        self._asked = f"systemctl {arguments[0]}"
+        on_wait = self._tell_of_wait if self._tell else None
+        run_systemctl([*self._scope, *arguments], fine=fine, on_wait=on_wait)
 
-        command = [program, *self._scope, *arguments]
-        try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise ManagerError(f"{program} {arguments[0]}: {error}") from error
-        if done.returncode not in fine:
-            said = _shorten(done.stderr.strip()) or f"exit status {done.returncode}"
-            kind = NotLoaded if "not loaded" in said else _kind_of(said, Refused)
-            raise kind(f"{program} {' '.join(arguments)[:200]}: {said}")
-
-
-def _kind_of(said: str, other: type[ManagerError]) -> type[ManagerError]:
-    """The error for what systemctl said."""
-    words = ("Access denied", "uthentication required", "Permission denied")
-    return NotAllowed if any(each in said for each in words) else other
-
-
-def _shorten(text: str) -> str:
-    """The first lines of what systemctl said: it says the same of each of thousands of units."""
-    first, *more = text.split("\n")
-    return f"{first[:300]} (and {len(more)} lines more)" if more else first[:300]
+    def _tell_of_wait(self) -> None:
+        if self._tell:
+            self._tell(f"systemd is busy, waiting for it: {self._asked}")
 
 
 def _portions(names: Iterable[str]) -> Iterator[list[str]]:
@@ -356,6 +354,12 @@ def _portions(names: Iterable[str]) -> Iterator[list[str]]:
     rest = list(names)
     for start in range(0, len(rest), _PORTION):
         yield rest[start : start + _PORTION]
+
+
+def _name_calls(calls: Sequence[Call]) -> str:
+    """Name calls for a person: the first, and how many more there are."""
+    first = " ".join([calls[0].member, *(str(word) for word in calls[0].arguments[:1])])
+    return f"{first[:80]} and {len(calls) - 1} more" if len(calls) > 1 else first[:80]
 
 
 def _refusal(call: Call, answer: BusError) -> Refused:
@@ -402,27 +406,3 @@ def _as_text(name: str, answer: Sequence[Any]) -> str:
             return "[not set]" if name.endswith(("Current", "Peak")) else "infinity"
         case value:
             return str(value)
-
-
-def queue(
-    verb: Literal["start", "stop", "restart", "try-restart"], units: Iterable[str], *, user: bool
-) -> None:
-    """Queue a job for these units and do not wait; ManagerError if systemd refuses."""
-    for portion in _portions(units):
-        _queue(verb, portion, user=user)
-
-
-def _queue(verb: str, names: Sequence[str], *, user: bool) -> None:
-    import subprocess  # slow to import, and no restart needs it
-
-    scope = ["--user"] if user else []
-    command = ["systemctl", *scope, "--no-block", verb, *names]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise ManagerError(f"systemctl {verb}: {error}") from error
-    if done.returncode not in ((0, _NOT_LOADED) if verb == "stop" else (0,)):
-        said = _shorten(done.stderr.strip()) or f"exit status {done.returncode}"
-        raise _kind_of(said, ManagerError)(f"systemctl {verb}: {said}")

@@ -15,7 +15,7 @@ from nomarr_systemd.config.store_url import SqliteUrl, parse_store_url
 from nomarr_systemd.config.values import Config, Directive, Pool
 from nomarr_systemd.core.errors import ConfigError, NomarrError
 from nomarr_systemd.core.ids import UNIT_PREFIX, UNIT_SUFFIX, Component
-from nomarr_systemd.host.files import remove, sync_directory, write_durably
+from nomarr_systemd.host.files import remove, sync_directory, write_all_durably
 from nomarr_systemd.host.layout import LIBEXEC, SYSTEM_STATE, Paths
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ STORE_USERS: Final = (
     "nomarr-supervisor.service",
 )
 _MAX_COMPLAINTS: Final = 20
+_COMPONENT_ID: Final = "\0component\0"  # in the text of a pool; no setting can have it
 
 # Directives of [Unit]; all others that a pool may set belong to [Service].
 _UNIT_FAMILIES: Final = ("Assert", "Condition", "Job", "Propagates", "StopPropagated")
@@ -150,10 +151,12 @@ def quote(argument: str) -> str:
 def render_files(config: Config, paths: Paths, *, libexec: str = LIBEXEC) -> dict[str, str]:
     """Return every file that ``nomarrctl apply`` owns; the package owns the system's base units."""
     templates = _templates()
-    files = {
-        dropin_of(component): _render_dropin(templates, config, component, libexec)
-        for component in config.components()
-    }
+    files = {}
+    for pool in config.pools:
+        text = _render_dropin(templates, config, pool, libexec)
+        for number in range(pool.workers):
+            component = Component(pool.name, number)
+            files[dropin_of(component)] = text.replace(_COMPONENT_ID, component.component_id)
     files[f"{TARGET}.d/{DROPIN}"] = render_target(config)
     if not paths.user and isinstance(parse_store_url(config.store.url), SqliteUrl):
         closed = templates.get_template("no-network.conf.j2").render(mark=_MARK_LINE)
@@ -185,10 +188,12 @@ def plan(config: Config, directory: str, paths: Paths, *, libexec: str = LIBEXEC
 
 def install(changes: Changes) -> None:
     """Write and remove the files, each whole or not at all."""
+    files = {}
     for name, text in (changes.add | changes.change).items():
         path = os.path.join(changes.directory, name)
         os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
-        write_durably(path, text.encode(), mode=0o644)
+        files[path] = text.encode()
+    write_all_durably(changes.directory, files, mode=0o644)
     for name in changes.remove:
         path = os.path.join(changes.directory, name)
         remove(path)
@@ -204,9 +209,12 @@ def verify(config: Config, paths: Paths, *, libexec: str = LIBEXEC) -> None:
 
     One worker of each pool is checked: the others differ only in their number.
     """
+    config = config._replace(
+        pools=tuple(pool._replace(workers=min(pool.workers, 1)) for pool in config.pools)
+    )
     files = read_base_units(paths, libexec=libexec)
     files |= render_files(config, paths, libexec=libexec)
-    firsts = [Component(pool.name, 0) for pool in config.pools if pool.workers]
+    firsts = config.components()
     with tempfile.TemporaryDirectory(prefix="nomarr-verify-") as directory:
         for name, text in files.items():
             path = os.path.join(directory, name)
@@ -255,10 +263,8 @@ def dropin_of(component: Component) -> str:
     return f"{component.unit}.d/{DROPIN}"
 
 
-def _render_dropin(
-    templates: Environment, config: Config, component: Component, libexec: str
-) -> str:
-    pool = config.pool_of(component)
+def _render_dropin(templates: Environment, config: Config, pool: Pool, libexec: str) -> str:
+    """Return the drop-in of the pool's workers, with _COMPONENT_ID where they differ."""
     if pool.command and any(sign in pool.command[0] for sign in "'\"\\"):
         raise ConfigError(
             f"[pool.{pool.name}] command: systemd runs no program with a quote or a backslash in"
@@ -268,7 +274,7 @@ def _render_dropin(
     lines = [(name, line) for name, value in pool.unit for line in _spell(value)]
     return templates.get_template("worker-dropin.conf.j2").render(
         mark=_MARK_LINE,
-        component=component,
+        component_id=_COMPONENT_ID,
         pool=pool,
         health=pool.health,
         unit=[line for line in lines if _stands_in_unit(line[0])],

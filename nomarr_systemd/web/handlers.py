@@ -11,7 +11,7 @@ from tornado.web import HTTPError, RequestHandler, StaticFileHandler
 
 from nomarr_systemd.core.errors import BadName, ConfigError, NomarrError, NoSuchWorker
 from nomarr_systemd.systemd.dbus.connection import BusError
-from nomarr_systemd.systemd.manager import ManagerError
+from nomarr_systemd.systemd.systemctl import ManagerError
 from nomarr_systemd.web import readers
 from nomarr_systemd.web.guard import HEADERS
 from nomarr_systemd.web.site import Site

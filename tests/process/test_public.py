@@ -35,11 +35,11 @@ DOC = json.loads(json.dumps(book_keeping.to_doc(ACCOUNT)))
 def test_the_past_is_one_plain_variable_of_the_unit(tmp_path: Path) -> None:
     """systemd reads it into the environment of a worker, whoever has written the records."""
     publisher = Publisher(str(tmp_path / "public"))
-    publisher.publish(["worker:tag:0"], lambda _key: json.dumps(DOC))
+    publisher.publish(["worker:tag:0"], lambda keys: dict.fromkeys(keys, json.dumps(DOC)))
     [line] = (tmp_path / "past" / "tag-0").read_text().splitlines()
     assert line == 'NOMARR_PAST="1 restart, last crash exit -1 at 1970-01-01 00:16:40 UTC"'
     assert (tmp_path / "past" / "tag-0").stat().st_mode & 0o777 == 0o600
-    publisher.publish(["worker:tag:0"], lambda _key: None)
+    publisher.publish(["worker:tag:0"], lambda _keys: {})
     assert list((tmp_path / "past").iterdir()) == []
 
 

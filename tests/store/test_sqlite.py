@@ -20,7 +20,7 @@ from nomarr_systemd.core.errors import (
     StoreRefused,
     StoreUnavailable,
 )
-from nomarr_systemd.ledger.public import open_policy_store
+from nomarr_systemd.ledger.public import Publisher, open_policy_store
 from nomarr_systemd.store.open import open_store
 from nomarr_systemd.store.protocol import POLICY_LEDGER
 from nomarr_systemd.store.sqlite.store import SqliteStore
@@ -61,7 +61,9 @@ def test_a_limit_beyond_all_bounds(directory: str) -> None:
 
 
 def test_the_policy_store_publishes_where_it_is_told(directory: str) -> None:
-    store = open_policy_store(StoreSettings(f"sqlite://{directory}"), f"{directory}/shown")
+    store = open_policy_store(
+        StoreSettings(f"sqlite://{directory}"), Publisher(f"{directory}/shown")
+    )
     store.insert(POLICY_LEDGER, DOC)
     assert Path(directory, "shown", "tag-0.json").exists()
     store.close()

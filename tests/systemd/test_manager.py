@@ -14,7 +14,8 @@ from nomarr_systemd.core.ids import parse_component
 from nomarr_systemd.operate import overview, waiting
 from nomarr_systemd.postmortem import witnesses
 from nomarr_systemd.supervisor import disagreement
-from nomarr_systemd.systemd.manager import Manager, ManagerError, monotonic_ms, read_timer, timer_of
+from nomarr_systemd.systemd.manager import Manager, monotonic_ms, read_timer, timer_of
+from nomarr_systemd.systemd.systemctl import ManagerError
 from tests.support.lab import Lab
 
 TAG = parse_component("tag-0")
@@ -110,7 +111,7 @@ def test_no_manager_is_an_error_of_ours(
 def test_one_that_does_not_answer_is_given_up(
     lab: Lab, manager: Manager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nomarr_systemd.systemd.manager._TIMEOUT_S", 0.3)
+    monkeypatch.setattr("nomarr_systemd.systemd.manager.TIMEOUT_S", 0.3)
     with contextlib.closing(Manager(user=True)) as slow:
         os.kill(lab.pid, signal.SIGSTOP)
         try:

@@ -7,9 +7,10 @@ the D-Bus libraries of Python take as long to import.
 from __future__ import annotations
 
 import os
+import select
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from struct import Struct
 from typing import Any, Final, NamedTuple
@@ -22,6 +23,7 @@ MANAGER: Final = "org.freedesktop.systemd1.Manager"
 PROPERTIES: Final = "org.freedesktop.DBus.Properties"
 MAX_MESSAGE: Final = 1 << 27  # the protocol's own limit
 COMES_BACK_S: Final = 5.0  # for a manager that re-executes itself
+WAIT_S: Final = 1.0  # between two calls of on_wait
 _NAME: Final = "org.freedesktop.systemd1"
 _DBUS: Final = "org.freedesktop.DBus"
 _CALL, _RETURN, _ERROR = 1, 2, 3
@@ -54,9 +56,17 @@ class Call(NamedTuple):
 class Bus:
     """One connection, opened at the first call and again after it broke."""
 
-    def __init__(self, *, user: bool = False, timeout_s: float = 60.0) -> None:
+    def __init__(
+        self,
+        *,
+        user: bool = False,
+        timeout_s: float = 60.0,
+        on_wait: Callable[[], None] | None = None,
+    ) -> None:
+        """With ``on_wait`` an answer is waited for without end: it is called every WAIT_S."""
         self._user = user
-        self._timeout_s = timeout_s
+        self._timeout_s = None if on_wait else timeout_s
+        self._on_wait = on_wait
         self._socket: socket.socket | None = None
         self._serial = 0
         self._read = b""  # what was received; up to _at it has been used
@@ -142,6 +152,9 @@ class Bus:
     def _fill(self, link: socket.socket, wanted: int) -> None:
         """Read until at least ``wanted`` bytes are buffered."""
         while len(self._read) - self._at < wanted:
+            if self._on_wait:
+                while not select.select([link], [], [], WAIT_S)[0]:
+                    self._on_wait()
             piece = link.recv(1 << 16)
             if not piece:
                 raise ConnectionError("the connection was closed")
