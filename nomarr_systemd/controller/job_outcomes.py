@@ -89,11 +89,13 @@ def note_quarantine(site: Site, intent: Quarantine) -> None:
         "job": intent.jobs[0],
         "jobs": list(intent.jobs[:_KEPT_JOBS]),
         "component_id": intent.component.component_id,
+        "host": site.host,
     }
     with contextlib.suppress(KeyExists):
         site.store.insert(QUARANTINES, document)
     site.store.prune(QUARANTINES, "wall_ms", now_ms - _KEPT_MS)
-    too_many = site.store.count(QUARANTINES, {}) - _KEPT
+    too_many = site.store.tally(QUARANTINES, {}, "host").get(site.host, 0) - _KEPT
     if too_many > 0:
-        for old in site.store.find(QUARANTINES, order="wall_ms", limit=too_many):
+        where = {"host": site.host}
+        for old in site.store.find(QUARANTINES, where, order="wall_ms", limit=too_many):
             site.store.delete(QUARANTINES, old["_key"])

@@ -34,7 +34,7 @@ class Site:
         self.recent: dict[str, list[Death]] = {}  # by pool: booked and blamed in the last seconds
         self.observed_ms = 0  # when systemd was last asked about all that matters, monotonic
         self.ask_anew()
-        self._host = host_of(config.store.url)
+        self.host = host_of(config.store)
         self._store: Store | None = None
 
     def ask_anew(self) -> None:
@@ -44,16 +44,16 @@ class Site:
     @property
     def store(self) -> Store:
         if self._store is None:
-            self._store = open_policy_store(self.config.store, self.paths.public, self._host)
+            self._store = open_policy_store(self.config.store, self.paths.public, self.host)
         return self._store
 
     @property
     def ledger(self) -> Ledger:
-        return Ledger(self.store, host=self._host)
+        return Ledger(self.store, host=self.host)
 
     @property
     def incidents(self) -> IncidentStore:
-        return IncidentStore(self.store, self._host)
+        return IncidentStore(self.store, self.host)
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:

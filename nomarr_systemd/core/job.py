@@ -23,6 +23,7 @@ Doc = dict[str, Any]
 # Causes of ends that are not counted against a job or its pool.
 STOPPED: Final = "stopped"  # a stop of the worker was requested
 REBOOTED: Final = "the machine was started again"
+HOST_LOST: Final = "its host was lost"  # no sign of its supervisor; counted against the job only
 LEFT: Final = "left by itself"  # after a stopping frame; only systemd knows the exit status
 # The cause of a run whose death was not reported within claim_timeout_s. It is counted.
 UNREPORTED: Final = "ended, and no cause was reported in time"
@@ -63,6 +64,7 @@ class RunEnd(NamedTuple):
     wall_ms: int
     counted: bool = True  # as a crash, of the jobs in hand and of the pool
     pool_stopped: bool = False  # it was stopped as requested, and so were all others of its pool
+    blames_job: bool = False  # counted as a crash of the jobs in hand only
 
 
 class Settled(NamedTuple):
@@ -189,6 +191,7 @@ def begin(doc: Doc, owner: Owner, wall_ms: int) -> Doc:
         invocation=owner.invocation,
         started_wall_ms=wall_ms,
         attempts=int(doc.get("attempts", 0)) + 1,
+        **({"host": owner.host} if owner.host else {}),
     )
 
 
@@ -251,7 +254,7 @@ def settle(
             continue  # ended in time, or claimed and not begun
         settled.append(Settled(doc["_key"], doc["path"], doc["status"]))
         if doc["status"] == "quarantined":
-            refund += [each.invocation for each in crashes_of(doc)]
+            refund += [each.invocation for each in crashes_of(doc) if each.cause != HOST_LOST]
     outcome = before._replace(
         settled=tuple(dict.fromkeys(settled)),
         quarantined=tuple(
@@ -286,7 +289,7 @@ def find_outcome(books: Mapping[str, Any], invocation: str) -> Outcome | None:
 def settle_job(doc: Doc, end: RunEnd, policy: CrashPolicy, max_crashes: int) -> Doc:
     """The job after its worker's end: failed, pending again, or quarantined."""
     changed = fail(doc, describe_crash(end), end.wall_ms)
-    if end.counted:
+    if end.counted or end.blames_job:
         crash = dict(zip(RunEnd._fields[:4], end[:4], strict=True))
         crashes = [*(doc.get("crashes") or ()), crash]
         dropped = max(0, len(crashes) - MAX_CRASHES)

@@ -25,6 +25,7 @@ from nomarr_systemd.host.machine import host_of
 from nomarr_systemd.jobs.settlement import find_claimed_runs, finish_failing, settle
 from nomarr_systemd.store.open import open_work_store
 from nomarr_systemd.store.protocol import Store
+from nomarr_systemd.supervisor.host_lease import About, LeaseKeeper
 from nomarr_systemd.supervisor.log import NOTICE, WARNING, RateLimit, log
 from nomarr_systemd.supervisor.loop import Loop
 from nomarr_systemd.systemd.running_units import read_invocation
@@ -54,11 +55,17 @@ class Ask(NamedTuple):
     answer: Callable[[Any], None]  # called in the loop
 
 
+class Renew(NamedTuple):
+    """Renew the lease of this host, and look for hosts that are lost."""
+
+    about: About
+
+
 class Leave(NamedTuple):
     pass
 
 
-Message = Configure | Settle | Ask | Leave
+Message = Configure | Settle | Ask | Renew | Leave
 
 
 class Waiter:
@@ -114,6 +121,10 @@ class JobSettler:
     def ask(self, query: Query, answer: Callable[[Any], None]) -> None:
         """Read from the store. A query that still waits is replaced by this one."""
         self._send(Ask(query, answer))
+
+    def renew_lease(self, about: About) -> None:
+        """Renew the lease of this host. What still waits is replaced by this."""
+        self._send(Renew(about))
 
     def find_job(self, invocation: str) -> str:
         """The path of the job that a run had in hand when it ended; empty if not known."""
@@ -200,6 +211,8 @@ class _Settling:
         self._is_away = False
         self._owed: dict[Key, RunEnd] = {}
         self._question: Ask | None = None
+        self._renewal: Renew | None = None
+        self._keeper = LeaseKeeper()
         self._vanished: dict[str, float] = {}  # when a run with claims was first found ended
         self._is_first_sweep = True
         self._sweep_due = 0.0
@@ -237,7 +250,7 @@ class _Settling:
 
     def _receive(self) -> None:
         """Wait for a message, or until something is due; then take all messages."""
-        has_work = bool(self._owed or self._question)
+        has_work = bool(self._owed or self._question or self._renewal)
         due = max(self._retry_at, 0.0 if has_work else self._sweep_due)
         patience_s = max(0.0, due - time.monotonic()) if self._config else None
         try:
@@ -260,6 +273,8 @@ class _Settling:
                 self._owed.setdefault((end.invocation, end.counted), end)
             case Ask():
                 self._question = message
+            case Renew():
+                self._renewal = message
             case Leave():
                 self._is_leaving = True
 
@@ -267,6 +282,10 @@ class _Settling:
         if self._store is None:
             self._store = open_work_store(config.store)
         store = self._store
+        if self._renewal is not None:
+            for outcome in self._keeper.keep(store, config, self._renewal.about):
+                self._post(_Settled((outcome.invocation, outcome.counted), outcome, is_new=True))
+            self._renewal = None
         for key, end in list(self._owed.items()):
             self._settle(store, config, end)
             del self._owed[key]
@@ -282,7 +301,8 @@ class _Settling:
 
     def _settle(self, store: Store, config: Config, end: RunEnd) -> None:
         try:
-            outcome, is_new = settle(store, _find_pool(config, end.component_id), end)
+            pool, host = _find_pool(config, end.component_id), host_of(config.store)
+            outcome, is_new = settle(store, pool, end, host)
         except (KeyError, TypeError, ValueError) as error:
             # A damaged document must not keep other runs from being settled.
             self._rate.log(
@@ -297,13 +317,14 @@ class _Settling:
 
     def _sweep(self, store: Store, config: Config, now: float) -> None:
         """Settle claims of runs that have ended, and finish a pool's failure that was cut short."""
-        wall_ms = time.time_ns() // 1_000_000
+        wall_ms, host = time.time_ns() // 1_000_000, host_of(config.store)
         if self._is_first_sweep:
             for pool in config.pools:
-                finish_failing(store, pool.name, wall_ms)
+                finish_failing(store, pool.name, wall_ms, host)
         boot = read_boot_id()
         vanished = {}
-        for run in find_claimed_runs(store, host_of(config.store.url)):
+        # Of a machine that has our name the claims look like ours, and its runs like ended ones.
+        for run in [] if self._keeper.is_contested else find_claimed_runs(store, host):
             # Read after the claims: a run that had one and is not shown now has ended.
             unit = parse_component(run.component_id).unit
             if read_invocation(self._units_directory, unit) == run.invocation:

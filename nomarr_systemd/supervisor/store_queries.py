@@ -80,7 +80,7 @@ class StoreQueries:
                     if store is not None:
                         store.close()
                     store, opened = open_work_store(question.settings), question.settings
-                answer = question.query(store, host_of(question.settings.url))
+                answer = question.query(store, host_of(question.settings))
             except NomarrError as error:
                 answer = {"ok": False, "error": str(error)}
                 if store is not None:
