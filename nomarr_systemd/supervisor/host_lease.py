@@ -52,15 +52,23 @@ def describe_host(workers: Iterable[Worker], config: Config, system: str) -> Abo
         "version": __version__,
         "system": system,
         "pools": pools,
-        "trouble": [[each.component.instance, each.status] for each in trouble[:MAX_WORKERS]],
+        "trouble": [
+            {"worker": each.component.instance, "status": each.status}
+            for each in trouble[:MAX_WORKERS]
+        ],
         "crashes": [_describe_crash(*each) for each in crashes[:MAX_WORKERS]],
         "rules": write_rules(rules),
     }
 
 
-def _describe_crash(crash: Crash, instance: str) -> list[Any]:
-    cause, decision = (clean(text, _MAX_TEXT) for text in (crash.error, crash.decision))
-    return [instance, crash.wall_ms, crash.invocation, cause, decision]
+def _describe_crash(crash: Crash, instance: str) -> dict[str, Any]:
+    return {
+        "worker": instance,
+        "wall_ms": crash.wall_ms,
+        "invocation": crash.invocation,
+        "cause": clean(crash.error, _MAX_TEXT),
+        "decision": clean(crash.decision, _MAX_TEXT),
+    }
 
 
 class LeaseKeeper:
