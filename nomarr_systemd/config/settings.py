@@ -178,7 +178,7 @@ STORE = (
 FLEET = (
     Setting("host", "text", form=check_host,
             help="this host's name in the store; without it, an id made from the machine-id"),
-    Setting("lease_s", "number", 3, 3600,
+    Setting("lease_s", "number", 10, 3600,
             help="seconds without a sign of this host's supervisor after which other hosts "
                  "settle its jobs"),
     Setting("max_restarts_at_once", "whole", 0, 10_000,

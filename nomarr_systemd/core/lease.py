@@ -90,27 +90,35 @@ def _read_rules(name: str, given: object) -> PoolRules | None:
     return PoolRules(name, policy, retries, crashes)
 
 
+class _Seen(NamedTuple):
+    rev: str
+    first_s: float
+    last_s: float
+
+
 class LeaseWatch:
     """Finds leases that have lapsed.
 
-    The store's clock decides. But it may jump, as after a failover to another server: so a lease
-    must also have been seen unchanged for half of its time, by a clock of ours that never jumps.
+    The store's clock decides. But it may jump, as after a failover to another server; and while the
+    store is away, no host can renew its lease. So a lease must also have been seen unchanged for
+    half of its time, in looks that were no farther apart, by a clock of ours that never jumps.
     """
 
     def __init__(self) -> None:
-        self._seen: dict[str, tuple[str, float]] = {}  # revision, and when it was first seen
+        self._seen: dict[str, _Seen] = {}
 
     def judge(self, leases: Iterable[Lease], now_ms: int, now_s: float) -> list[Lease]:
         """Those of ``leases``, the ones renewed longest ago, that have lapsed. ``now_ms`` is the
         store's clock, ``now_s`` our own."""
-        seen: dict[str, tuple[str, float]] = {}
+        seen: dict[str, _Seen] = {}
         lapsed = []
         for lease in leases:
-            rev, since_s = self._seen.get(lease.host, ("", now_s))
-            if rev != lease.rev:
-                since_s = now_s
-            seen[lease.host] = (lease.rev, since_s)
-            if lease.is_over(now_ms) and (now_s - since_s) * 2000 >= lease.lease_ms:
+            half_s = lease.lease_ms / 2000
+            known = self._seen.get(lease.host)
+            if known is None or known.rev != lease.rev or now_s - known.last_s > half_s:
+                known = _Seen(lease.rev, now_s, now_s)
+            seen[lease.host] = known._replace(last_s=now_s)
+            if lease.is_over(now_ms) and now_s - known.first_s >= half_s:
                 lapsed.append(lease)
         self._seen = seen
         return lapsed

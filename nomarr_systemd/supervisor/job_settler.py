@@ -20,6 +20,7 @@ from nomarr_systemd.config.values import Config, Pool
 from nomarr_systemd.core.errors import NomarrError
 from nomarr_systemd.core.ids import parse_component
 from nomarr_systemd.core.job import REBOOTED, UNREPORTED, Outcome, RunEnd
+from nomarr_systemd.core.lease import RENEWALS
 from nomarr_systemd.host.clock import read_boot_id
 from nomarr_systemd.host.machine import host_of
 from nomarr_systemd.jobs.settlement import find_claimed_runs, finish_failing, settle
@@ -234,7 +235,7 @@ class _Settling:
                     self._say_away(is_away=False)
             except Exception as error:  # the thread's outermost loop; what is owed is retried
                 self._close_store()
-                self._retry_s = min(max(self._retry_s * 2, _FIRST_RETRY_S), _LAST_RETRY_S)
+                self._retry_s = min(max(self._retry_s * 2, _FIRST_RETRY_S), _longest_s(config))
                 self._retry_at = time.monotonic() + self._retry_s
                 hint = error.hint if isinstance(error, NomarrError) else type(error).__name__
                 self._rate.log(
@@ -348,6 +349,13 @@ class _Settling:
         store, self._store = self._store, None
         if store is not None:
             store.close()
+
+
+def _longest_s(config: Config) -> float:
+    """The longest pause before a retry. When a store that hosts share is back, each of them must
+    renew its lease before the others give it up."""
+    is_shared = bool(host_of(config.store))
+    return min(_LAST_RETRY_S, config.fleet.lease_s / RENEWALS) if is_shared else _LAST_RETRY_S
 
 
 def _find_pool(config: Config, component_id: str) -> Pool:

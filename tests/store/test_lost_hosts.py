@@ -53,10 +53,7 @@ def age(store: Store, host: str, by_ms: int = 60_000) -> None:
 
 def find_lost(lost: LostHosts, store: Store, at_s: float = 0.0) -> list[Found]:
     """Two looks, as far apart as it takes to be sure."""
-    return [
-        *lost.look(store, at_s, 1),
-        *lost.look(store, at_s + LEASE_S / 2, 1),
-    ]
+    return [*lost.look(store, at_s, 1), *lost.look(store, at_s + LEASE_S / 2, 1)]
 
 
 @pytest.fixture

@@ -422,7 +422,7 @@ def test_every_field_is_a_setting_and_has_a_default_within_bounds() -> None:
         ),
         ("[fleet]\nhost = 'a'", 2, "fleet.host", "SQLite is for one host"),
         ("[fleet]\nlease_s = 30", 2, "fleet.lease_s", "SQLite is for one host"),
-        ("[fleet]\nlease_s = 1", 2, "fleet.lease_s", "from 3 to 3600"),
+        ("[fleet]\nlease_s = 1", 2, "fleet.lease_s", "from 10 to 3600"),
         # the store
         ("[store]\nurl = 5", 2, "store.url", "5 is not text"),
         ("[store]\nurl = 'postgres://x'", 2, "store.url", "names no store"),
