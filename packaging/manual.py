@@ -163,6 +163,7 @@ def list_settings() -> Iterator[str]:
         id(settings.POLICY): config.policy,
         id(settings.HEALTH): config.health,
         id(settings.STORE): config.store,
+        id(settings.FLEET): config.fleet,
         id(settings.WEB): config.web,
         id(settings.POOL): Pool(""),
     }

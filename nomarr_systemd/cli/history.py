@@ -111,7 +111,7 @@ def history(
     if not shown:
         click.echo("Nothing is on record" + (" since then." if since else "."))
         return
-    _draw(shown)
+    draw_records([(item.component.instance, item.record) for item in shown])
     if len(items) > limit:
         click.echo(f"{len(items) - limit} older ones are not shown: --limit shows more.", err=True)
 
@@ -129,8 +129,9 @@ def _to_json(items: list[Item], notes: list[str]) -> dict[str, Any]:
     }
 
 
-def _draw(items: list[Item]) -> None:
-    rows = [tuple(printable(text) for text in _cells(item)) for item in items]
+def draw_records(items: list[tuple[str, Record]]) -> None:
+    """Print records as a table, each with the name of its worker."""
+    rows = [tuple(printable(text) for text in _cells(*item)) for item in items]
     table = Table(HEADS, rows)
     # Empty columns are left out.
     empty = [head for n, head in enumerate(HEADS) if all(row[n] in ("", "-") for row in rows)]
@@ -139,17 +140,16 @@ def _draw(items: list[Item]) -> None:
         if table.width > width_of_terminal():
             table.leave_out([head])
     click.echo(table.head())
-    for item, row in zip(items, rows, strict=True):
-        click.echo(click.style(table.row(row).rstrip(), fg=_COLOURS.get(item.record.action)))
+    for (_, record), row in zip(items, rows, strict=True):
+        click.echo(click.style(table.row(row).rstrip(), fg=_COLOURS.get(record.action)))
 
 
-def _cells(item: Item) -> Iterator[str]:
+def _cells(name: str, record: Record) -> Iterator[str]:
     from nomarr_systemd.postmortem.moments import show_moment
 
-    record = item.record
     decided = bool(record.kind)
     yield show_moment(record.wall_ms)
-    yield item.component.instance
+    yield name
     run, _, start_job = record.invocation.partition("#")
     yield run[:8] + (f"#{start_job}" if start_job else "")
     yield _name_death(record) if decided else "-"

@@ -173,7 +173,7 @@ def _find_run() -> tuple[Any, str, Owner]:
             " INVOCATION_ID are needed",
             hint="call it from a worker; for people there is nomarrctl jobs",
         )
-    owner = Owner(environment.component_id, invocation, host_of(settings.url), read_boot_id())
+    owner = Owner(environment.component_id, invocation, host_of(settings), read_boot_id())
     return settings, parse_component(environment.component_id).pool, owner
 
 

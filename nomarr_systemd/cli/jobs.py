@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, BinaryIO, Final
 
@@ -131,11 +131,13 @@ def add(
 )
 @_pool
 @json_option
-@click.pass_obj
+@click.pass_context
 def list_jobs(
-    scope: Scope, statuses: tuple[Status, ...], limit: int, pool: str | None, as_json: bool
+    ctx: click.Context, statuses: tuple[Status, ...], limit: int, pool: str | None, as_json: bool
 ) -> None:
-    """List jobs, and how many there are of each status."""
+    """List jobs, and how many there are of each status; with --fleet also on which host they are
+    running, or were last."""
+    scope: Scope = ctx.obj
     config, differs = _read_config(scope, as_json)
     names = [choose_pool(config, pool)] if pool else [each.name for each in config.pools]
     with read_jobs(scope, config) as reader:
@@ -151,8 +153,9 @@ def list_jobs(
         found_jobs = [_to_json(doc) for doc in docs]
         echo_json({"counts": counts, "jobs": found_jobs, "file_differs": differs})
         return
+    hosts = _name_hosts(scope, config) if ctx.find_root().params.get("fleet") else None
     for doc in docs:
-        click.echo(_draw(view_job(doc)))
+        click.echo(_draw(view_job(doc), hosts))
     if not names:
         click.echo("No pools are configured: nomarr.toml has no [pool.NAME].")
     for name in names:
@@ -345,9 +348,19 @@ def _to_json(doc: Doc) -> dict[str, Any]:
     return {"id": doc["_key"], **fields}
 
 
-def _draw(job: JobView) -> str:
+def _name_hosts(scope: Scope, config: Config) -> dict[str, str]:
+    """The names of the hosts, by their ids."""
+    from nomarr_systemd.operate.fleet import read_fleet
+
+    return {each.host: each.name for each in read_fleet(scope, config).hosts}
+
+
+def _draw(job: JobView, hosts: Mapping[str, str] | None = None) -> str:
     status = click.style(f"{job.status:<11}", fg=COLOURS.get(job.status))
     age_ms = None if job.updated_ms is None else max(0, queue.now_ms() - job.updated_ms)
     age = "" if age_ms is None else f"  {describe_ms(age_ms)} ago"
     why = f"  {job.message[:120]}" if job.status in ("error", "quarantined") else ""
-    return f"{status} {job.path}{age}{why}".rstrip()
+    where = ""
+    if hosts is not None and job.worker:
+        where = f"  {job.worker}@{hosts.get(job.host, job.host)}"
+    return f"{status} {job.path}{age}{where}{why}".rstrip()

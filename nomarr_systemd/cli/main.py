@@ -50,6 +50,10 @@ VERBS = {
 }
 
 
+# Verbs that --fleet changes, and the module that has these; jobs are shared in any case.
+FLEET_VERBS = dict.fromkeys(("status", "why", "history", "events"), "nomarr_systemd.cli.fleet")
+SHARED = ("jobs",)
+
 # What people type who know other programs, and what does it here.
 OTHERS = {
     "start": "nomarrctl resume ends a pause; systemctl start UNIT starts a worker",
@@ -73,12 +77,18 @@ class LazyGroup(click.Group):
 
     def get_command(
         self,
-        ctx: click.Context,  # noqa: ARG002  # click's signature
+        ctx: click.Context,
         cmd_name: str,
     ) -> click.Command | None:
         if cmd_name not in VERBS:
             return None
-        command: click.Command = getattr(import_module(VERBS[cmd_name].module), cmd_name)
+        module = VERBS[cmd_name].module
+        if ctx.params.get("fleet") and cmd_name not in SHARED:
+            if cmd_name not in FLEET_VERBS:
+                known = ", ".join((*FLEET_VERBS, *SHARED))
+                ctx.fail(f"--fleet is only for {known}; run {cmd_name} on the host itself")
+            module = FLEET_VERBS[cmd_name]
+        command: click.Command = getattr(import_module(module), cmd_name)
         _take_user_option(command)
         return command
 
@@ -131,9 +141,14 @@ class LazyGroup(click.Group):
     help="Use FILE instead of /etc/nomarr/nomarr.toml (--user: ~/.config/nomarr/nomarr.toml).",
 )
 @click.option("--user", is_flag=True, help="Use your own workers, under your own systemd.")
+@click.option(
+    "--fleet",
+    is_flag=True,
+    help="Show all hosts that share the store: for status, why, history, events and jobs.",
+)
 @click.version_option(__version__, message="nomarrctl %(version)s")
 @click.pass_context
-def nomarrctl(ctx: click.Context, config_file: str | None, user: bool) -> None:
+def nomarrctl(ctx: click.Context, config_file: str | None, user: bool, fleet: bool) -> None:  # noqa: ARG001  # LazyGroup reads it
     """Workers under systemd, with a restart policy that remembers.
 
     A worker is named worker:tag:0, tag-0 or nomarr-worker@tag-0.service; most commands also take

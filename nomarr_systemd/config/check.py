@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from nomarr_systemd.config.settings import (
+    FLEET,
     HEALTH,
     POLICY,
     POOL,
@@ -32,6 +33,7 @@ from nomarr_systemd.config.unit_directives import check_directive
 from nomarr_systemd.config.values import (
     Config,
     Directive,
+    FleetSettings,
     Pool,
     StoreSettings,
     WebSettings,
@@ -45,7 +47,7 @@ from nomarr_systemd.core.policy import Rules
 from nomarr_systemd.core.text import ask_for, quote, show, spell
 
 MAX_WORKERS = MAX_INDEX + 1  # of all pools: systemd stores a file descriptor for each
-SECTIONS = ("store", "policy", "health", "web", "pool", "worker")
+SECTIONS = ("store", "fleet", "policy", "health", "web", "pool", "worker")
 
 Path = tuple[str | int, ...]
 Table = Mapping[str, Any]
@@ -89,8 +91,10 @@ class ConfigChecker:
         tables = self._read_table(document, ("pool",))
         pools = tuple(self._read_pool(tables, name, policy, health) for name in tables)
         self._check_total(pools)
+        store, fleet = self._read_fleet(document, self._read_store(document))
         return Config(
-            store=self._read_store(document),
+            store=store,
+            fleet=fleet,
             policy=policy,
             own_policy=tuple(own),
             health=health,
@@ -126,6 +130,20 @@ class ConfigChecker:
         elif store.write_concern > max(store.replication_factor, 1):
             problem = "it is more than replication_factor: nothing could be written"
             self._blame(("store", "write_concern"), problem, "2 of 3 is usual")
+
+    def _read_fleet(
+        self, document: Table, store: StoreSettings
+    ) -> tuple[StoreSettings, FleetSettings]:
+        values = self._read_section(document, ("fleet",), FLEET)
+        if ("store", "url") not in self._refused and isinstance(
+            parse_store_url(store.url), SqliteUrl
+        ):
+            for key in ("host", "lease_s"):
+                if key in values:
+                    problem = "it is only for a store that hosts share, and SQLite is for one host"
+                    self._blame(("fleet", key), problem, "remove it")
+        fleet = FleetSettings(**values)
+        return store._replace(host=fleet.host), fleet
 
     def _check_work_user(self, store: StoreSettings, url: ServerUrl) -> None:
         """Workers must not hold the ledger's password, so jobs need a user of their own."""

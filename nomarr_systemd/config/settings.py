@@ -18,6 +18,7 @@ from nomarr_systemd.core.text import ask_for, quote, show
 DAY_S = 86_400
 YEAR_S = 31_536_000
 _USER = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
+_HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _NOT_FOR_WORKERS = ("root", "nomarr-supervisor", "nomarr-web")
 SHORTEST_S = 0.001  # systemd reads a time of 0 as "off" or "for ever", and rounds down to it
 
@@ -89,6 +90,15 @@ def check_listen(text: str) -> None:
     except BadName as error:
         hint = 'write "127.0.0.1:8765", "[::1]:8765", another HOST:PORT, or the path of a socket'
         raise BadName(f"{show(text)} is no address: {error}", hint=hint) from error
+
+
+def check_host(text: str) -> None:
+    """BadName unless ``text`` can be a host's name in the keys of documents."""
+    if not _HOST_NAME.fullmatch(text) or text == "unknown":
+        raise BadName(
+            f"{show(text)} cannot be a host's name",
+            hint="a name is a letter or digit, then at most 62 letters, digits, dots, - or _",
+        )
 
 
 def check_hosts(text: str) -> None:
@@ -174,6 +184,16 @@ STORE = (
             help="with a cluster of ArangoDB: single keeps all collections on one server and its "
                  "copies, recommended; only for a database that is made from now on"),
 )
+FLEET = (
+    Setting("host", "text", form=check_host,
+            help="this host's name in the store; without it, an id made from the machine-id"),
+    Setting("lease_s", "number", 10, 3600,
+            help="seconds without a sign of this host's supervisor after which other hosts "
+                 "settle its jobs"),
+    Setting("max_restarts_at_once", "whole", 0, 10_000,
+            help="workers of a pool that may be starting again at the same time, on all hosts "
+                 "(0: no limit)"),
+)
 WEB = (
     Setting("listen", "text", form=check_listen,
             help="where nomarr-web serves the page: HOST:PORT, or the path of a Unix socket; "
@@ -215,6 +235,7 @@ HOMES = {
     "[policy], [pool.NAME.policy] or [worker.INSTANCE.policy]": POLICY,
     "[health] or [pool.NAME.health]": HEALTH,
     "[store]": STORE,
+    "[fleet]": FLEET,
     "[web]": WEB,
     "[pool.NAME]": POOL,
 }

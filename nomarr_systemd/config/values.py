@@ -42,10 +42,19 @@ class StoreSettings(NamedTuple):
     replication_factor: int = 0
     write_concern: int = 0
     sharding: str = ""
+    host: str = ""  # [fleet] host, which every program that uses the store has to know
 
     @property
     def copies(self) -> Copies:
         return Copies(self.replication_factor, self.write_concern, self.sharding)
+
+
+class FleetSettings(NamedTuple):
+    """``[fleet]``: hosts that share a store."""
+
+    host: str = ""  # this host's name there; empty: an id made from its machine-id
+    lease_s: float = 30.0
+    max_restarts_at_once: int = 0  # of each pool, on all hosts; 0: no limit
 
 
 class WebSettings(NamedTuple):
@@ -91,6 +100,7 @@ class Config(NamedTuple):
     """Everything that is configured."""
 
     store: StoreSettings = StoreSettings()
+    fleet: FleetSettings = FleetSettings()
     policy: Rules = DEFAULT_RULES
     own_policy: tuple[str, ...] = ()  # the keys set in [policy]
     health: HealthRules = HealthRules()
@@ -147,6 +157,7 @@ class Config(NamedTuple):
         """The configuration as a dict that JSON can hold."""
         return {
             "store": self.store._asdict(),
+            "fleet": self.fleet._asdict(),
             "policy": self.policy._asdict(),
             "own_policy": self.own_policy,
             "health": self.health._asdict(),
@@ -176,6 +187,7 @@ class Config(NamedTuple):
             health = stored.get("health", {})
             return cls(
                 store=_build(StoreSettings, stored.get("store", {})),
+                fleet=_build(FleetSettings, stored.get("fleet", {})),
                 policy=_build(Rules, stored.get("policy", {})),
                 own_policy=tuple(stored.get("own_policy", ())),
                 health=_build(HealthRules, health),

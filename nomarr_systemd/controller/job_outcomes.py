@@ -89,11 +89,13 @@ def note_blame(site: Site, intent: BlameJobs) -> None:
         "job": intent.jobs[0],
         "jobs": list(intent.jobs[:_KEPT_JOBS]),
         "component_id": intent.component.component_id,
+        "host": site.host,
     }
     with contextlib.suppress(KeyExists):
         site.store.insert(BLAMED, document)
     site.store.prune(BLAMED, "wall_ms", now_ms - _KEPT_MS)
-    too_many = site.store.count(BLAMED, {}) - _KEPT
+    too_many = site.store.tally(BLAMED, {}, "host").get(site.host, 0) - _KEPT
     if too_many > 0:
-        for old in site.store.find(BLAMED, order="wall_ms", limit=too_many):
+        where = {"host": site.host}
+        for old in site.store.find(BLAMED, where, order="wall_ms", limit=too_many):
             site.store.delete(BLAMED, old["_key"])

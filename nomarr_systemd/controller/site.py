@@ -41,8 +41,8 @@ class Site:
         self.recent: dict[str, list[Death]] = {}  # by pool: booked and blamed in the last seconds
         self.observed_ms = 0  # when systemd was last asked about all that matters, monotonic
         self.ask_anew()
-        self._host = host_of(config.store.url)
-        self.publisher = Publisher(paths.public, host=self._host)
+        self.host = host_of(config.store)
+        self.publisher = Publisher(paths.public, host=self.host)
         self._store: Store | None = None
 
     def ask_anew(self) -> None:
@@ -57,11 +57,11 @@ class Site:
 
     @property
     def ledger(self) -> Ledger:
-        return Ledger(self.store, host=self._host)
+        return Ledger(self.store, host=self.host)
 
     @property
     def incidents(self) -> IncidentStore:
-        return IncidentStore(self.store, self._host)
+        return IncidentStore(self.store, self.host)
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:

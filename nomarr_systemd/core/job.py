@@ -23,6 +23,7 @@ Doc = dict[str, Any]
 # Causes of ends that are not counted against a job or its pool.
 STOPPED: Final = "stopped"  # a stop of the worker was requested
 REBOOTED: Final = "the machine was started again"
+HOST_LOST: Final = "its host was lost"  # no sign of its supervisor; counted against the job only
 LEFT: Final = "left by itself"  # after a stopping frame; only systemd knows the exit status
 # The cause of a run whose death was not reported within claim_timeout_s. It is counted.
 UNREPORTED: Final = "ended, and no cause was reported in time"
@@ -64,6 +65,7 @@ class RunEnd(NamedTuple):
     wall_ms: int
     counted: bool = True  # as a crash, of the jobs in hand and of the pool
     pool_stopped: bool = False  # it was stopped as requested, and so were all others of its pool
+    blames_job: bool = False  # counted as a crash of the jobs in hand only
 
 
 class Settled(NamedTuple):
@@ -291,7 +293,7 @@ def settle(
             continue  # ended in time, or claimed and not begun
         settled.append(Settled(doc["_key"], doc["path"], doc["status"]))
         if doc["status"] == "quarantined":
-            refund += [each.invocation for each in crashes_of(doc)]
+            refund += [each.invocation for each in crashes_of(doc) if each.cause != HOST_LOST]
     is_new_crash = end.counted and not before.counted
     crashes = 0 if end.pool_stopped else books["crashes"] + is_new_crash
     crashes = max(0, crashes - len(set(refund) - set(before.refund)))
@@ -331,7 +333,7 @@ def find_outcome(books: Mapping[str, Any], invocation: str) -> Outcome | None:
 def settle_job(doc: Doc, end: RunEnd, policy: CrashPolicy, max_crashes: int) -> Doc:
     """The job after its worker's end: failed, pending again, or quarantined."""
     changed = fail(doc, describe_crash(end), end.wall_ms)
-    if end.counted:
+    if end.counted or end.blames_job:
         crash = dict(zip(RunEnd._fields[:4], end[:4], strict=True))
         crashes = [*(doc.get("crashes") or ()), crash]
         dropped = max(0, len(crashes) - MAX_CRASHES)

@@ -50,6 +50,14 @@ ForwardToSyslog=no
 ForwardToWall=no
 END
 """
+# A host name, and a machine-id, of its own.
+_NAME: Final = """
+if [ -n "$LAB_NAME" ]; then
+    hostname "$LAB_NAME" && printf %s "$LAB_NAME" | md5sum | cut -c 1-32 > /run/machine-id &&
+        mount --bind /run/machine-id /etc/machine-id || exit 101
+fi
+unset LAB_NAME
+"""
 _BECOME: Final = 'exec "$@"'
 
 
@@ -66,10 +74,13 @@ class LabUnavailable(LabError):
 
 
 class Lab:
-    """One private manager; use it as a context. With a ``uid`` it runs as that user."""
+    """One private manager; use it as a context. With a ``uid`` it runs as that user, with a
+    ``name`` it is a host of its own: it has that host name, and another machine-id."""
 
-    def __init__(self, *, uid: int = 0) -> None:
+    def __init__(self, *, uid: int = 0, name: str = "") -> None:
         self.uid = uid
+        self.name = name
+        self._namespaces = ("--mount", "--uts") if name else ("--mount",)
         self.directory = ""
         self._journald: subprocess.Popen[bytes] | None = None
         self._manager: subprocess.Popen[bytes] | None = None
@@ -145,7 +156,7 @@ class Lab:
         self, command: Sequence[str], *, check: bool = True, timeout_s: float = 60.0
     ) -> subprocess.CompletedProcess[str]:
         """Run a program in the lab: with its /run, environment and user."""
-        enter = ["nsenter", f"--target={self.pid}", "--mount", "--"]
+        enter = ["nsenter", f"--target={self.pid}", *self._namespaces, "--"]
         done = subprocess.run(
             [*enter, *self._as_user(), *command],
             env=self.environment,
@@ -229,9 +240,10 @@ class Lab:
 
             def start(part: str, *command: str) -> subprocess.Popen[bytes]:
                 cgroups = " ".join(f"{place}/{part}" for place in self.cgroups)
+                more = {"LAB_NAME": self.name} if part == "journald" else {}
                 return subprocess.Popen(
                     command,
-                    env=environment | {"CGROUPS": cgroups},
+                    env=environment | {"CGROUPS": cgroups} | more,
                     cwd=self.directory,
                     umask=_UMASK,
                     stdin=subprocess.DEVNULL,
@@ -240,15 +252,23 @@ class Lab:
                     start_new_session=True,  # Ctrl-C is to reach only us
                 )
 
-            script = _JOIN + _MOUNT + _BECOME
+            script = _JOIN + _MOUNT + _NAME + _BECOME
             self._journald = start(
-                *("journald", "unshare", "--mount", "--", "sh", "-c", script, "sh"),
+                *("journald", "unshare", *self._namespaces, "--", "sh", "-c", script, "sh"),
                 f"{SYSTEMD}/systemd-journald",
             )
             _wait_until_ready("journald", ready, self._journald, self.log_file)
-            enter = ("nsenter", f"--target={self._journald.pid}", "--mount", "--")
+            enter = ("nsenter", f"--target={self._journald.pid}", *self._namespaces, "--")
             self._manager = start(
-                *("manager", *enter, "sh", "-c", _JOIN + _BECOME, "sh", *self._as_user()),
+                *(
+                    "manager",
+                    *enter,
+                    "sh",
+                    "-c",
+                    _JOIN + _BECOME,
+                    "sh",
+                    *self._as_user(),
+                ),
                 *(f"{SYSTEMD}/systemd", "--user", "--unit=basic.target", "--log-target=journal"),
             )
             _wait_until_ready("systemd", ready, self._manager, self.log_file)

@@ -8,6 +8,7 @@ import os
 from typing import Final
 
 from nomarr_systemd.config.store_url import SqliteUrl, parse_store_url
+from nomarr_systemd.config.values import StoreSettings
 
 _TIME_ERROR: Final = 5  # adjtimex: the kernel calls its clock not synchronised
 _TIMEX_BYTES: Final = 512  # larger than struct timex of any architecture
@@ -87,14 +88,17 @@ def systemd_version() -> int:
         return 0
 
 
-def host_of(url: str) -> str:
-    """This host's name in a store that several share; empty for a store of one host.
+def host_of(settings: StoreSettings) -> str:
+    """This host's id in a store that several share; empty for a store of one host.
 
-    It is made from the machine-id, which is to stay on its host (machine-id(5)), as systemd makes
-    ids for an application: it never changes, and the machine-id cannot be computed from it.
+    It is ``[fleet] host``, or made from the machine-id, which is to stay on its host
+    (machine-id(5)), as systemd makes ids for an application: it never changes, and the machine-id
+    cannot be computed from it.
     """
-    if isinstance(parse_store_url(url), SqliteUrl):
+    if isinstance(parse_store_url(settings.url), SqliteUrl):
         return ""
+    if settings.host:
+        return settings.host
     import hmac  # imported here: a store of one host does not need it
 
     try:
@@ -108,3 +112,15 @@ def host_of(url: str) -> str:
     digest[6] = digest[6] & 0x0F | 0x40  # a UUID of version 4
     digest[8] = digest[8] & 0x3F | 0x80
     return digest.hex()
+
+
+def name_of(settings: StoreSettings) -> str:
+    """This host's name for people: ``[fleet] host``, or the host name made unique by its id."""
+    host = host_of(settings)
+    if not host or settings.host:
+        return host
+    import socket  # imported here: a store of one host does not need it
+
+    first = socket.gethostname().partition(".")[0]
+    plain = "".join(each if each.isascii() and each.isalnum() else "-" for each in first)
+    return f"{plain[:50] or 'host'}-{host[:8]}"

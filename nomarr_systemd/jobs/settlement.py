@@ -16,11 +16,13 @@ from nomarr_systemd.config.values import Pool
 from nomarr_systemd.core import job
 from nomarr_systemd.core.errors import KeyExists, StaleRevision
 from nomarr_systemd.core.job import Doc, Outcome, RunEnd
+from nomarr_systemd.core.lease import PoolRules
 from nomarr_systemd.jobs.claims import CLAIMS
 from nomarr_systemd.jobs.queue import JOBS, write_again
-from nomarr_systemd.store.protocol import Store
+from nomarr_systemd.store.protocol import Store, hosted
 
 STATS: Final = "stats"
+Rules = Pool | PoolRules
 
 
 class ClaimedRun(NamedTuple):
@@ -31,19 +33,20 @@ class ClaimedRun(NamedTuple):
     boot: str
 
 
-def settle(store: Store, pool: Pool, end: RunEnd) -> tuple[Outcome, bool]:
+def settle(store: Store, pool: Rules, end: RunEnd, host: str = "") -> tuple[Outcome, bool]:
     """Settle the jobs of a run that has ended; returns the Outcome, and True if anything changed.
+    ``host`` is the run's, where hosts share the store: each has books of its own.
 
     May raise StoreUnavailable; then call it again.
     """
 
     def write() -> tuple[Outcome, bool]:
         with store.batch():
-            return _settle(store, pool, end)
+            return _settle(store, pool, end, host)
 
     outcome, is_new = write_again(write)
     if outcome.fail_pool:
-        finish_failing(store, pool.name, end.wall_ms)
+        finish_failing(store, pool.name, end.wall_ms, host)
     return outcome, is_new
 
 
@@ -88,23 +91,24 @@ def _restore(store: Store, doc: Doc, wall_ms: int) -> bool:
     return True
 
 
-def failure_of(store: Store, pool: str) -> str:
+def failure_of(store: Store, pool: str, host: str = "") -> str:
     """Why the pool has failed; empty if it has not."""
-    failed = _read_books(store, pool).get("failed") or {}
+    failed = _read_books(store, pool, host).get("failed") or {}
     return str(failed.get("reason", ""))
 
 
-def clear_pool(store: Store, pool: str) -> None:
+def clear_pool(store: Store, pool: str, host: str = "") -> None:
     """Set the pool's crashes to 0 and its failure to none, as ``nomarrctl reset --pool`` does."""
-    _change_books(store, pool, lambda books: books | {"crashes": 0, "failed": None})
+    _change_books(store, pool, host, lambda books: books | {"crashes": 0, "failed": None})
 
 
-def finish_failing(store: Store, pool: str, wall_ms: int) -> None:
-    """Fail all work of a pool that has failed, unless that is done already.
+def finish_failing(store: Store, pool: str, wall_ms: int, host: str = "") -> None:
+    """Fail all work of a pool that has failed, unless that is done already. Where hosts share the
+    queue, only what this host has in hand: the rest is for the others.
 
     May be called again after a kill: the pool's books record whether it is done.
     """
-    failed = _read_books(store, pool).get("failed")
+    failed = _read_books(store, pool, host).get("failed")
     if not failed or failed.get("done"):
         return
     message = f"pool {pool} has failed: {failed['reason']}"
@@ -113,19 +117,21 @@ def finish_failing(store: Store, pool: str, wall_ms: int) -> None:
     # Workers may take a job after the first pass over the queue and before that over the claims.
     pending = {"pool": pool, "status": "pending"}
     changes = job.fail({}, error, wall_ms)
-    store.update(JOBS, pending, changes)
-    _fail_claimed(store, pool, error, wall_ms)
-    store.update(JOBS, pending, changes)
+    if not host:
+        store.update(JOBS, pending, changes)
+    _fail_claimed(store, pool, error, wall_ms, host)
+    if not host:
+        store.update(JOBS, pending, changes)
 
     def mark_done(books: Doc) -> Doc:
         return books | {"failed": {**books["failed"], "done": True}} if books["failed"] else books
 
-    _change_books(store, pool, mark_done)
+    _change_books(store, pool, host, mark_done)
 
 
-def _settle(store: Store, pool: Pool, end: RunEnd) -> tuple[Outcome, bool]:
+def _settle(store: Store, pool: Rules, end: RunEnd, host: str) -> tuple[Outcome, bool]:
     """Jobs first, then the books, claims last: a claim stays until everything is written."""
-    books = _read_books(store, pool.name)
+    books = _read_books(store, pool.name, host)
     claims = store.find(CLAIMS, {"invocation": end.invocation})
     jobs = [doc for claim in claims if (doc := store.get(JOBS, claim["job"])) is not None]
     changed, new_books, outcome = job.settle(books, jobs, end, pool)
@@ -138,8 +144,8 @@ def _settle(store: Store, pool: Pool, end: RunEnd) -> tuple[Outcome, bool]:
     return outcome, bool(claims) or new_books != books
 
 
-def _fail_claimed(store: Store, pool: str, error: Doc, wall_ms: int) -> None:
-    for claim in store.find(CLAIMS, {"pool": pool}):
+def _fail_claimed(store: Store, pool: str, error: Doc, wall_ms: int, host: str) -> None:
+    for claim in store.find(CLAIMS, {"pool": pool, "host": host}):
         doc = store.get(JOBS, claim["job"])
         if doc is not None and job.is_in_hand(doc, claim["invocation"]):
             with contextlib.suppress(StaleRevision):  # its worker ended it meanwhile
@@ -148,13 +154,10 @@ def _fail_claimed(store: Store, pool: str, error: Doc, wall_ms: int) -> None:
             store.delete(CLAIMS, claim["_key"], claim["_rev"])
 
 
-def _books_key(pool: str) -> str:
-    return f"pool:{pool}"
-
-
-def _read_books(store: Store, pool: str) -> Doc:
-    empty = {"_key": _books_key(pool), "crashes": 0, "failed": None, "records": []}
-    return empty | (store.get(STATS, _books_key(pool)) or {})
+def _read_books(store: Store, pool: str, host: str) -> Doc:
+    key = hosted(f"pool:{pool}", host)
+    empty = {"_key": key, "crashes": 0, "failed": None, "records": []}
+    return empty | (store.get(STATS, key) or {})
 
 
 def _write_books(store: Store, books: Doc) -> None:
@@ -164,5 +167,5 @@ def _write_books(store: Store, books: Doc) -> None:
         store.insert(STATS, books)
 
 
-def _change_books(store: Store, pool: str, change: Callable[[Doc], Doc]) -> None:
-    write_again(lambda: _write_books(store, change(_read_books(store, pool))))
+def _change_books(store: Store, pool: str, host: str, change: Callable[[Doc], Doc]) -> None:
+    write_again(lambda: _write_books(store, change(_read_books(store, pool, host))))

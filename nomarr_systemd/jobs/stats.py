@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 from nomarr_systemd.core.errors import KeyExists, StaleRevision
 from nomarr_systemd.jobs.queue import now_ms
 from nomarr_systemd.jobs.settlement import STATS
-from nomarr_systemd.store.protocol import Store
+from nomarr_systemd.store.protocol import Store, hosted
 
 GPU: Final = "gpu:health"
 AVERAGE: Final = "avg_time_s"
@@ -21,8 +21,10 @@ class GpuHealth(NamedTuple):
     reason: str = ""
 
 
-def publish(store: Store, key: str, figures: Mapping[str, Any]) -> None:
-    """Replace the figures of a key (a component id, or ``queue:tag``)."""
+def publish(store: Store, name: str, figures: Mapping[str, Any], host: str = "") -> None:
+    """Replace the figures of a component id, or of ``queue:tag``. ``host`` is this host where
+    several share a store: each has figures of its own."""
+    key = hosted(name, host)
     document = {**figures, "_key": key, "wall_ms": now_ms()}
     try:
         there = store.get(STATS, key)
@@ -36,27 +38,22 @@ def publish(store: Store, key: str, figures: Mapping[str, Any]) -> None:
         return  # another process wrote newer figures
 
 
-def read_average(store: Store, component_id: str) -> float:
+def read_average(store: Store, component_id: str, host: str = "") -> float:
     """The rolling average of a worker's job times, over its runs; 0 if there is none."""
-    found = (store.get(STATS, component_id) or {}).get(AVERAGE)
+    found = (store.get(STATS, hosted(component_id, host)) or {}).get(AVERAGE)
     return float(found) if isinstance(found, int | float) and 0 < found < 1e9 else 0.0
 
 
 def report_gpu(store: Store, health: GpuHealth, host: str = "") -> None:
     """Record the health of a host's GPU; called by worker.gpu_probe (docs/contract.md)."""
-    publish(store, _gpu_key(host), health._asdict())
+    publish(store, GPU, health._asdict(), host)
 
 
 def read_gpu(store: Store, max_age_s: float, host: str = "") -> GpuHealth | None:
     """The GPU's health; None if there was no recent check, also if the clock was set since."""
-    doc = store.get(STATS, _gpu_key(host))
+    doc = store.get(STATS, hosted(GPU, host))
     if doc is None or not isinstance(doc.get("wall_ms"), int):
         return None
     if abs(now_ms() - doc["wall_ms"]) > max_age_s * 1000:
         return None
     return GpuHealth(doc.get("available") is not False, str(doc.get("reason", "")))
-
-
-def _gpu_key(host: str) -> str:
-    """Hosts that share a store have a GPU each; ``host`` is empty if there is one host only."""
-    return f"{GPU}@{host}" if host else GPU

@@ -50,7 +50,7 @@ class StoreJobs:
             )
         self._settings = settings
         self._pool = parse_component(component_id).pool
-        self._owner = Owner(component_id, invocation, host_of(settings.url), read_boot_id())
+        self._owner = Owner(component_id, invocation, host_of(settings), read_boot_id())
         self._gpu_max_age_s = gpu_max_age_s
         self._store: Store | None = None
         self._claims: Claims | None = None
@@ -97,7 +97,8 @@ class StoreJobs:
 
     def read_average(self) -> float:
         """The average time of a job of this worker in earlier runs; 0 if that is not known."""
-        return self._ask(lambda claims: read_average(claims.store, self._owner.component_id))
+        owner = self._owner
+        return self._ask(lambda claims: read_average(claims.store, owner.component_id, owner.host))
 
     def close(self, wait: Callable[[float], object]) -> None:
         """Record the end of the last job, for LAST_TRY_S at most; ``wait(seconds)`` waits."""

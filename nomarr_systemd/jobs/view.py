@@ -31,6 +31,7 @@ class JobView(NamedTuple):
     status: str
     attempts: int
     worker: str
+    host: str  # where hosts share the store
     updated_ms: int | None
     error: str  # type and message
     message: str
@@ -50,6 +51,7 @@ def view_job(doc: Doc) -> JobView:
         _text(doc.get("status")),
         attempts if isinstance(attempts, int) else 0,
         _text(doc.get("component_id")),
+        _text(doc.get("host")),
         updated if isinstance(updated, int) else None,
         whole,
         message,

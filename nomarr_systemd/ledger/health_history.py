@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from nomarr_systemd.core.frames import PREFIX
-from nomarr_systemd.store.protocol import Doc, Store
+from nomarr_systemd.store.protocol import Doc, Store, hosted
 
 COLLECTION: Final = "health_history"
 _FROM_FRAME: Final = ("phase", "job", "pid", "seq", "progress_age_s", "metrics")
@@ -36,11 +36,10 @@ def append(store: Store, samples: Sequence[Sample], host: str = "") -> None:
     May be called again after an answer was lost: the keys are derived from the samples.
     """
     more = {"host": host} if host else {}
-    suffix = f"@{host}" if host else ""
     docs = []
     for sample in samples:
-        key = f"{sample.wall_ms:015d}:{sample.component_id}{suffix}"  # keys sort by time
-        docs.append({"_key": key, **_document(sample), **more})
+        name = f"{sample.wall_ms:015d}:{sample.component_id}"  # keys sort by time
+        docs.append({"_key": hosted(name, host), **_document(sample), **more})
     store.add(COLLECTION, docs)
 
 

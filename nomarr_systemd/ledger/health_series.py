@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from nomarr_systemd.core.errors import KeyExists, StaleRevision
 from nomarr_systemd.ledger.health_history import COLLECTION
-from nomarr_systemd.store.protocol import Doc, Store
+from nomarr_systemd.store.protocol import Doc, Store, hosted
 
 SERIES: Final = "stats"
 LETTERS: Final = {
@@ -43,7 +43,7 @@ class Layer(NamedTuple):
     keep_ms: int
 
     def key(self, component_id: str, chunk: int, host: str) -> str:
-        return f"health:{component_id}:{self.name}:{chunk}" + (f"@{host}" if host else "")
+        return hosted(f"health:{component_id}:{self.name}:{chunk}", host)
 
 
 FINE: Final = Layer("30s", 30_000, 3 * _HOUR_MS, 3 * _DAY_MS)
@@ -91,8 +91,10 @@ def condense(store: Store, now_ms: int, host: str = "") -> int:
                 _fold(store, component_id, host, last["chunk"], chunk)
                 last["chunk"] = chunk
         _put(store, index)
-    # Last: until here samples can be condensed again. Other hosts get an hour to condense theirs.
-    store.prune(COLLECTION, "wall_ms", until_ms - (_HOUR_MS if host else 0))
+    # Last: until here samples can be condensed again.
+    store.prune(COLLECTION, "wall_ms", until_ms, {"host": host or None})
+    if host:  # what a host left behind that is gone
+        store.prune(COLLECTION, "wall_ms", until_ms - _DAY_MS)
     return len(samples)
 
 
@@ -204,7 +206,7 @@ def _read_samples(store: Store, until_ms: int, host: str) -> list[Doc]:
     """The samples of a host before a moment, oldest first; keys sort in the order of writing."""
     found: list[Doc] = []
     after = ""
-    while page := store.find(COLLECTION, after=after, limit=_PAGE):
+    while page := store.find(COLLECTION, {"host": host or None}, after=after, limit=_PAGE):
         found += page
         after = page[-1]["_key"]
     found = [each for each in found if _is_sample(each, until_ms, host)]
@@ -260,7 +262,7 @@ def _get(store: Store, layer: Layer, component_id: str, host: str, chunk: int) -
 
 
 def _read_index(store: Store, host: str) -> Doc:
-    key = "health:index" + (f"@{host}" if host else "")
+    key = hosted("health:index", host)
     return store.get(SERIES, key) or {"_key": key}
 
 

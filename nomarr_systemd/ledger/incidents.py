@@ -10,7 +10,7 @@ from nomarr_systemd.core.json import JsonError
 from nomarr_systemd.core.time import Moment
 from nomarr_systemd.host import clock
 from nomarr_systemd.ledger import documents
-from nomarr_systemd.store.protocol import Doc, Store
+from nomarr_systemd.store.protocol import Doc, Store, hosted
 
 _META = "meta"
 _KIND = "incident"
@@ -73,7 +73,7 @@ class IncidentStore:
         return closed
 
     def _key(self, pool: str) -> str:
-        return f"incident_{pool}@{self._host}" if self._host else f"incident_{pool}"
+        return hosted(f"incident_{pool}", self._host)
 
     def _change(
         self, pool: str, change: Callable[[Incident | None], Incident | None]

@@ -20,7 +20,7 @@ from nomarr_systemd.core.policy import Decision, Rules
 from nomarr_systemd.core.time import Moment
 from nomarr_systemd.host import clock as host_clock
 from nomarr_systemd.ledger import documents
-from nomarr_systemd.store.protocol import POLICY_LEDGER, Doc, Store
+from nomarr_systemd.store.protocol import POLICY_LEDGER, Doc, Store, hosted
 
 T = TypeVar("T")
 # Each lost race is another process's success; this many in a row, or for so long, mean a fault.
@@ -36,7 +36,7 @@ class Booked(NamedTuple):
 
 
 class Ledger:
-    """The restart policy's memory. ``host`` tells machines apart that share one ArangoDB."""
+    """The restart policy's memory. ``host`` tells machines apart that share a store."""
 
     def __init__(
         self, store: Store, *, clock: Callable[[], Moment] = host_clock.now, host: str = ""
@@ -203,7 +203,7 @@ class Ledger:
             raise documents.refuse(POLICY_LEDGER, doc["_key"], error) from error
 
     def _key(self, component_id: str) -> str:
-        return f"{component_id}@{self._host}" if self._host else component_id
+        return hosted(component_id, self._host)
 
     def _change(self, component_id: str, change: Callable[[Account], tuple[Account, T]]) -> T:
         """Apply ``change`` to the account as it is at the moment of writing."""

@@ -13,7 +13,7 @@ from nomarr_systemd.core.errors import BadName, KeyExists, StaleRevision
 from nomarr_systemd.core.ids import Component, parse_component
 from nomarr_systemd.core.ledger_record import Record
 from nomarr_systemd.ledger.public import SUFFIX, read_published
-from nomarr_systemd.store.protocol import Doc, Store
+from nomarr_systemd.store.protocol import Doc, Store, hosted
 
 ARCHIVE: Final = "stats"
 _CHUNK_MS: Final = 30 * 86_400_000
@@ -86,4 +86,4 @@ def _archive(store: Store, directory: str, component: Component, host: str) -> N
 
 
 def _key(component: Component, chunk: int, host: str) -> str:
-    return f"records:{component.component_id}:{chunk}" + (f"@{host}" if host else "")
+    return hosted(f"records:{component.component_id}:{chunk}", host)

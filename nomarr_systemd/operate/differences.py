@@ -21,8 +21,10 @@ class Change(NamedTuple):
 def compare(before: Config, after: Config) -> list[Change]:
     """All changes, in the order of the sections. A pool that is new or gone is one change of its
     ``workers``."""
+    both = (before, after)
     return [
-        *_compare_values("store", before.store._asdict(), after.store._asdict()),
+        *_compare_values("store", *(each.store._replace(host="")._asdict() for each in both)),
+        *_compare_values("fleet", before.fleet._asdict(), after.fleet._asdict()),
         *_compare_values("policy", before.policy._asdict(), after.policy._asdict()),
         *_compare_values("health", before.health._asdict(), after.health._asdict()),
         *_compare_values("web", before.web._asdict(), after.web._asdict()),

@@ -36,7 +36,7 @@ class JobReader(Protocol):
 
 @contextmanager
 def read_jobs(scope: Scope, config: Config) -> Iterator[JobReader]:
-    if _may_open(config.store):
+    if may_open(config.store):
         with open_as_owner(config.store) as store:
             yield StoreReader(store)
     else:
@@ -44,7 +44,7 @@ def read_jobs(scope: Scope, config: Config) -> Iterator[JobReader]:
         yield LiveReader(scope.paths.live)
 
 
-def _may_open(settings: StoreSettings) -> bool:
+def may_open(settings: StoreSettings) -> bool:
     parsed = parse_store_url(settings.url)
     if isinstance(parsed, SqliteUrl):
         place = f"{parsed.directory}/work"

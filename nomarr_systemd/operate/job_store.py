@@ -11,6 +11,7 @@ from contextlib import closing, contextmanager
 from nomarr_systemd.config.store_url import SqliteUrl, parse_store_url
 from nomarr_systemd.config.values import StoreSettings
 from nomarr_systemd.core.errors import NomarrError, NotPermitted
+from nomarr_systemd.host.machine import host_of
 from nomarr_systemd.host.ownership import find_exposed
 from nomarr_systemd.jobs.settlement import clear_pool
 from nomarr_systemd.store.open import open_work_store
@@ -44,7 +45,7 @@ def open_as_owner(settings: StoreSettings) -> Iterator[Store]:
 def forget_pool_failure(settings: StoreSettings, pool: str) -> None:
     """Clear the failure of the pool, and set its count of crashes to zero."""
     with open_as_owner(settings) as store:
-        clear_pool(store, pool)
+        clear_pool(store, pool, host_of(settings))
 
 
 def _refuse_stranger(directory: str) -> None:

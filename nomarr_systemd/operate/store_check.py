@@ -111,7 +111,7 @@ def _check_server(config: Config, parsed: ServerUrl) -> Iterator[Concern]:
         import_driver(parsed)
     except NomarrError as error:
         yield Concern("bad", str(error), error.hint)
-    if host_of(config.store.url) == UNKNOWN:
+    if host_of(config.store) == UNKNOWN:
         text = "this host has no machine-id: its accounts would be mixed with those of others"
         yield Concern("bad", text, "systemd-machine-id-setup")
     far = [host for host, _ in parsed.hosts if not is_local(host)]

@@ -17,13 +17,12 @@ from nomarr_systemd.host.scope import Scope
 from nomarr_systemd.ledger.health_history import COLLECTION as SAMPLES
 from nomarr_systemd.operate.job_store import open_as_owner
 from nomarr_systemd.store.open import open_store
-from nomarr_systemd.store.protocol import DOMAINS, POLICY_LEDGER, Doc, Domain, Store
+from nomarr_systemd.store.protocol import DOMAINS, HOSTS, POLICY_LEDGER, Doc, Domain, Store
 from nomarr_systemd.systemd.running_units import read_invocation
 
 PAGE: Final = 500
-_HOSTED: Final = (POLICY_LEDGER, "meta", SAMPLES)  # all documents of these are a host's own
-_HOSTED_STATS: Final = ("health:", "records:")
-_WITH_HOST: Final = (*_HOSTED, "worker_claims")  # these have a field that says it
+_HOSTED: Final = (POLICY_LEDGER, "meta", SAMPLES, "stats")  # all documents are a host's own
+_WITH_HOST: Final = (POLICY_LEDGER, "meta", SAMPLES, "worker_claims")  # a field says it
 
 
 class Side(NamedTuple):
@@ -49,7 +48,11 @@ Progress = Callable[[str, int], None]
 def copy_domain(source: Side, target: Side, domain: Domain, on_page: Progress) -> list[Copied]:
     """Copy and compare a domain; ``on_page(collection, documents so far)`` after each page.
     NomarrError if they differ in the end."""
-    return [_copy(source, target, each.name, on_page) for each in DOMAINS[domain]]
+    return [
+        _copy(source, target, each.name, on_page)
+        for each in DOMAINS[domain]
+        if each.name != HOSTS  # leases are renewed, not copied
+    ]
 
 
 def _copy(source: Side, target: Side, collection: str, on_page: Progress) -> Copied:
@@ -107,8 +110,7 @@ def _move(collection: str, doc: Doc, old: str, new: str) -> Doc | None:
     if old == new:
         return moved
     key = str(doc["_key"])
-    is_hosted = collection in _HOSTED or (collection == "stats" and key.startswith(_HOSTED_STATS))
-    if is_hosted:
+    if collection in _HOSTED:
         name, _, host = key.partition("@")
         if host != old:
             return None
@@ -144,7 +146,7 @@ def find_running(scope: Scope) -> list[str]:
 @contextmanager
 def open_side(settings: StoreSettings, domain: Domain) -> Iterator[Side]:
     """The store of one domain, with the user and the password that are for it."""
-    host = host_of(settings.url)
+    host = host_of(settings)
     if domain == "work":
         with open_as_owner(settings) as work:
             yield Side(work, host)

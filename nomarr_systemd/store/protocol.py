@@ -33,18 +33,20 @@ MAX_DEPTH = 190  # of nesting; the limit of ArangoDB's server is "slightly below
 POLICY_LEDGER = "worker_restart_policy"
 PORTION = 5000  # documents that one statement changes: others have their turn in between
 _MAX_PORTIONS = 10_000
+HOSTS = "hosts"  # leases of hosts that share the store
 
 DOMAINS: Mapping[Domain, tuple[Collection, ...]] = {
     "policy": (
         Collection(POLICY_LEDGER, (("host",),)),
         Collection("meta"),
-        Collection("job_crashes", (("wall_ms",),)),
+        Collection("job_crashes", (("wall_ms",), ("host", "wall_ms"))),
     ),
     "work": (
-        Collection("health_history", (("wall_ms",),)),
+        Collection("health_history", (("wall_ms",), ("host",))),
         Collection("worker_claims", (("invocation",), ("host",), ("pool",))),
         Collection("jobs", (("pool", "status"), ("pool", "invocation"))),
         Collection("stats"),
+        Collection(HOSTS, (("state", "renewed_ms"),)),
     ),
 }
 
@@ -159,6 +161,11 @@ def check_key(key: object) -> str:
             hint="a key is 1 to 254 letters, digits or _-:.@()+,=;$!*'%",
         )
     return key
+
+
+def hosted(name: str, host: str) -> str:
+    """The key of a document that is a host's own; ``host`` is empty if there is one host only."""
+    return f"{name}@{host}" if host else name
 
 
 def check_field(name: str) -> str:

@@ -20,6 +20,7 @@ from nomarr_systemd.config.values import Config, Pool
 from nomarr_systemd.core.errors import NomarrError
 from nomarr_systemd.core.ids import parse_component
 from nomarr_systemd.core.job import REBOOTED, UNREPORTED, Outcome, RunEnd
+from nomarr_systemd.core.lease import RENEWALS
 from nomarr_systemd.host.clock import read_boot_id
 from nomarr_systemd.host.machine import host_of
 from nomarr_systemd.jobs.settlement import (
@@ -30,6 +31,7 @@ from nomarr_systemd.jobs.settlement import (
 )
 from nomarr_systemd.store.open import open_work_store
 from nomarr_systemd.store.protocol import Store
+from nomarr_systemd.supervisor.host_lease import About, LeaseKeeper
 from nomarr_systemd.supervisor.log import NOTICE, WARNING, RateLimit, log
 from nomarr_systemd.supervisor.loop import Loop
 from nomarr_systemd.systemd.running_units import read_invocation
@@ -60,11 +62,17 @@ class Ask(NamedTuple):
     answer: Callable[[Any], None]  # called in the loop
 
 
+class Renew(NamedTuple):
+    """Renew the lease of this host, and look for hosts that are lost."""
+
+    about: About
+
+
 class Leave(NamedTuple):
     pass
 
 
-Message = Configure | Settle | Ask | Leave
+Message = Configure | Settle | Ask | Renew | Leave
 
 
 class Waiter:
@@ -120,6 +128,10 @@ class JobSettler:
     def ask(self, query: Query, answer: Callable[[Any], None]) -> None:
         """Read from the store. A query that still waits is replaced by this one."""
         self._send(Ask(query, answer))
+
+    def renew_lease(self, about: About) -> None:
+        """Renew the lease of this host. What still waits is replaced by this."""
+        self._send(Renew(about))
 
     def find_job(self, invocation: str) -> str:
         """The path of the job that a run had in hand when it ended; empty if not known."""
@@ -206,6 +218,8 @@ class _Settling:
         self._is_away = False
         self._owed: dict[Key, RunEnd] = {}
         self._question: Ask | None = None
+        self._renewal: Renew | None = None
+        self._keeper = LeaseKeeper()
         self._vanished: dict[str, float] = {}  # when a run with claims was first found ended
         self._is_first_sweep = True
         self._restore_due = 0.0
@@ -228,7 +242,7 @@ class _Settling:
                     self._say_away(is_away=False)
             except Exception as error:  # the thread's outermost loop; what is owed is retried
                 self._close_store()
-                self._retry_s = min(max(self._retry_s * 2, _FIRST_RETRY_S), _LAST_RETRY_S)
+                self._retry_s = min(max(self._retry_s * 2, _FIRST_RETRY_S), _longest_s(config))
                 self._retry_at = time.monotonic() + self._retry_s
                 hint = error.hint if isinstance(error, NomarrError) else type(error).__name__
                 self._rate.log(
@@ -244,7 +258,7 @@ class _Settling:
 
     def _receive(self) -> None:
         """Wait for a message, or until something is due; then take all messages."""
-        has_work = bool(self._owed or self._question)
+        has_work = bool(self._owed or self._question or self._renewal)
         due = max(self._retry_at, 0.0 if has_work else self._sweep_due)
         patience_s = max(0.0, due - time.monotonic()) if self._config else None
         try:
@@ -267,6 +281,8 @@ class _Settling:
                 self._owed.setdefault((end.invocation, end.counted), end)
             case Ask():
                 self._question = message
+            case Renew():
+                self._renewal = message
             case Leave():
                 self._is_leaving = True
 
@@ -274,6 +290,10 @@ class _Settling:
         if self._store is None:
             self._store = open_work_store(config.store)
         store = self._store
+        if self._renewal is not None:
+            for outcome in self._keeper.keep(store, config, self._renewal.about):
+                self._post(_Settled((outcome.invocation, outcome.counted), outcome, is_new=True))
+            self._renewal = None
         for key, end in list(self._owed.items()):
             self._settle(store, config, end)
             del self._owed[key]
@@ -289,7 +309,8 @@ class _Settling:
 
     def _settle(self, store: Store, config: Config, end: RunEnd) -> None:
         try:
-            outcome, is_new = settle(store, _find_pool(config, end.component_id), end)
+            pool, host = _find_pool(config, end.component_id), host_of(config.store)
+            outcome, is_new = settle(store, pool, end, host)
         except (KeyError, TypeError, ValueError) as error:
             # A damaged document must not keep other runs from being settled.
             self._rate.log(
@@ -304,10 +325,10 @@ class _Settling:
 
     def _sweep(self, store: Store, config: Config, now: float) -> None:
         """Settle claims of runs that have ended, and finish a pool's failure that was cut short."""
-        wall_ms = time.time_ns() // 1_000_000
+        wall_ms, host = time.time_ns() // 1_000_000, host_of(config.store)
         if self._is_first_sweep:
             for pool in config.pools:
-                finish_failing(store, pool.name, wall_ms)
+                finish_failing(store, pool.name, wall_ms, host)
         if now >= self._restore_due:
             self._restore_due = now + _RESTORE_S
             for pool in config.pools:
@@ -315,7 +336,8 @@ class _Settling:
                     log(WARNING, "running jobs had no claim", pool=pool.name, jobs=found)
         boot = read_boot_id()
         vanished = {}
-        for run in find_claimed_runs(store, host_of(config.store.url)):
+        # Of a machine that has our name the claims look like ours, and its runs like ended ones.
+        for run in [] if self._keeper.is_contested else find_claimed_runs(store, host):
             # Read after the claims: a run that had one and is not shown now has ended.
             unit = parse_component(run.component_id).unit
             if read_invocation(self._units_directory, unit) == run.invocation:
@@ -339,6 +361,13 @@ class _Settling:
         store, self._store = self._store, None
         if store is not None:
             store.close()
+
+
+def _longest_s(config: Config) -> float:
+    """The longest pause before a retry. When a store that hosts share is back, each of them must
+    renew its lease before the others give it up."""
+    is_shared = bool(host_of(config.store))
+    return min(_LAST_RETRY_S, config.fleet.lease_s / RENEWALS) if is_shared else _LAST_RETRY_S
 
 
 def _find_pool(config: Config, component_id: str) -> Pool:

@@ -28,6 +28,7 @@ from nomarr_systemd.supervisor.store_queries import (
     StoreQueries,
     find_job_of,
     list_jobs,
+    read_fleet,
     read_history,
 )
 from nomarr_systemd.supervisor.supervisor import ReportedDeath, Supervisor
@@ -81,6 +82,7 @@ class LiveServer:
         self._in_store: Mapping[str, Callable[[Request], Query]] = {
             protocol.HISTORY: read_history,
             protocol.JOBS_OF: list_jobs,
+            protocol.FLEET: read_fleet,
         }
         loop.watch(listening.fileno(), select.EPOLLIN, self.accept, first=True)
 

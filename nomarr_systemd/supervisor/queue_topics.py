@@ -143,13 +143,13 @@ def read(question: Question, store: Store) -> Look:
     """Read the store; called in the settler's thread."""
     metrics = {name: _metrics(frame) for name, frame in question.frames.items()}
     pools = [pool.name for pool in question.config.pools]
-    queues = {pool: _describe_queue(store, pool, metrics) for pool in pools}
+    host = host_of(question.config.store)
+    queues = {pool: _describe_queue(store, pool, metrics, host) for pool in pools}
     if question.is_slow:
-        _publish(store, metrics, queues)
+        _publish(store, metrics, queues, host)
     running: States = {}
     ended: list[dict[str, Any]] = []
     if question.wants_jobs:
-        host = host_of(question.config.store.url)
         for claim in store.find(CLAIMS, {"host": host}):
             key = claim["job"]
             running[key] = question.known.get(key) or _read_job(store, key)
@@ -161,15 +161,13 @@ def read(question: Question, store: Store) -> Look:
     return Look(queues, {key: state for key, state in running.items() if state}, ended)
 
 
-def _publish(
-    store: Store, metrics: dict[str, dict[str, Any]], queues: dict[str, dict[str, Any]]
-) -> None:
+def _publish(store: Store, metrics: States, queues: States, host: str) -> None:
     with store.batch():
         for component_id, figures in metrics.items():
             if figures:
-                stats.publish(store, component_id, figures)
+                stats.publish(store, component_id, figures, host)
         for pool, state in queues.items():
-            stats.publish(store, f"queue:{pool}", state)
+            stats.publish(store, f"queue:{pool}", state, host)
 
 
 def _metrics(frame: Frame) -> dict[str, Any]:
@@ -184,7 +182,7 @@ def _metrics(frame: Frame) -> dict[str, Any]:
     }
 
 
-def _describe_queue(store: Store, pool: str, metrics: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def _describe_queue(store: Store, pool: str, metrics: States, host: str) -> dict[str, Any]:
     """Counts, the mean of the workers' average job times, and the estimated time left."""
     counts = queue.count(store, pool)
     mine = [each for name, each in metrics.items() if name.split(":")[1] == pool and each]
@@ -200,7 +198,7 @@ def _describe_queue(store: Store, pool: str, metrics: dict[str, dict[str, Any]])
         "quarantined": counts["quarantined"],
         "avg_time": average,
         "eta": round(left * average / len(times), 1) if average is not None else None,
-        "failed": failure_of(store, pool),
+        "failed": failure_of(store, pool, host),
     }
 
 

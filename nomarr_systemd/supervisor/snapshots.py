@@ -153,13 +153,13 @@ class Snapshots:
                     if store is not None:
                         store.close()
                     store, opened = open_work_store(settings), settings
-                    archivist = Archivist(self._public, host_of(settings.url))
-                append(store, samples, host_of(settings.url))
+                    archivist = Archivist(self._public, host_of(settings))
+                append(store, samples, host_of(settings))
                 self._waiting.done(batch)
                 archivist.run(store)
                 now_ms = time.time_ns() // 1_000_000
                 if now_ms // _CONDENSE_EVERY_MS != condensed_ms // _CONDENSE_EVERY_MS:
-                    condense(store, now_ms, host_of(settings.url))
+                    condense(store, now_ms, host_of(settings))
                     condensed_ms = now_ms
                 self._tell_back()
             except (StoreUnavailable, StoreRefused) as error:

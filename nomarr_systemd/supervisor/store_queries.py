@@ -6,6 +6,7 @@ of jobs waits for it. Every user that may connect may ask, so every answer is bo
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -17,12 +18,13 @@ from nomarr_systemd.config.values import StoreSettings
 from nomarr_systemd.core.errors import BadName, NomarrError
 from nomarr_systemd.core.ids import Component, check_pool, parse_component
 from nomarr_systemd.core.job import STATUSES
+from nomarr_systemd.fleet import view
 from nomarr_systemd.host.machine import host_of
 from nomarr_systemd.jobs import queue
 from nomarr_systemd.ledger import health_series
 from nomarr_systemd.ledger.record_archive import read_archive
 from nomarr_systemd.store.open import open_work_store
-from nomarr_systemd.store.protocol import Store
+from nomarr_systemd.store.protocol import HOSTS, Store
 from nomarr_systemd.supervisor.loop import Loop
 
 MAX_WAITING: Final = 64
@@ -31,6 +33,7 @@ MAX_JOBS: Final = 200
 MAX_RECORDS: Final = 1000
 _LEAVE_S: Final = 1.0
 _MAX_PATH: Final = 8192
+_HOST: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _FOREVER_MS: Final = 1 << 50
 
 Answer = dict[str, Any]
@@ -80,7 +83,7 @@ class StoreQueries:
                     if store is not None:
                         store.close()
                     store, opened = open_work_store(question.settings), question.settings
-                answer = question.query(store, host_of(question.settings.url))
+                answer = question.query(store, host_of(question.settings))
             except NomarrError as error:
                 answer = {"ok": False, "error": str(error)}
                 if store is not None:
@@ -108,8 +111,12 @@ def read_history(request: Mapping[str, Any]) -> Query:
     until_ms = _number(request, "until_ms", _FOREVER_MS, _FOREVER_MS)
     points = _number(request, "points", 300, health_series.MAX_POINTS)
     with_records = request.get("records") is True
+    other = request.get("host")
+    if other is not None and not (isinstance(other, str) and _HOST.fullmatch(other)):
+        raise BadName('"host" must be the id of a host')
 
-    def query(store: Store, host: str) -> Answer:
+    def query(store: Store, mine: str) -> Answer:
+        host = other if other and mine else mine
         now_ms = time.time_ns() // 1_000_000
         span = (since_ms, min(until_ms, now_ms + 1))
         found: dict[str, dict[str, Any]] = {}
@@ -119,6 +126,18 @@ def read_history(request: Mapping[str, Any]) -> Query:
                 records = read_archive(store, each, *span, host)[-MAX_RECORDS:]
                 found[each.component_id]["records"] = [record.write() for record in records]
         return {"ok": True, "now_ms": now_ms, "workers": found}
+
+    return query
+
+
+def read_fleet(_request: Mapping[str, Any]) -> Query:
+    """All hosts that share the store, MAX_HOSTS at most; none if it is for one host."""
+
+    def query(store: Store, host: str) -> Answer:
+        docs = store.find(HOSTS, limit=view.MAX_HOSTS + 1) if host else []
+        hosts = [view.trim(doc) for doc in docs[: view.MAX_HOSTS]]
+        is_cut = len(docs) > view.MAX_HOSTS
+        return {"ok": True, "now_ms": store.now_ms(), "host": host, "hosts": hosts, "cut": is_cut}
 
     return query
 

@@ -31,12 +31,15 @@ from nomarr_systemd.core.health import (
 )
 from nomarr_systemd.core.ids import Component, find_instance, is_run, parse_component
 from nomarr_systemd.core.job import LEFT, STOPPED, Outcome, RunEnd
+from nomarr_systemd.core.lease import RENEWALS
 from nomarr_systemd.host.layout import WORKER_USER, Paths
+from nomarr_systemd.host.machine import host_of
 from nomarr_systemd.ledger.public import read_published
 from nomarr_systemd.live.protocol import make_event, queue_topic
 from nomarr_systemd.supervisor import disagreement, pipes
 from nomarr_systemd.supervisor.announcer import Announcer
 from nomarr_systemd.supervisor.health_actions import HealthActions
+from nomarr_systemd.supervisor.host_lease import describe_host
 from nomarr_systemd.supervisor.job_settler import JobSettler, Outcomes
 from nomarr_systemd.supervisor.kill import Killer
 from nomarr_systemd.supervisor.live_connection import Subscribers
@@ -125,6 +128,7 @@ class Supervisor:
             self._run_state.forget(component_id)
         self._loop.watch(self._units.fd, select.EPOLLIN, self._take_units, first=True)
         self._arm_snapshot()
+        self._renew_lease()
         if self._is_configured:  # else the store of jobs is not known
             self._settler.configure(self._config)
             self.queue_topics.configure(self._config)
@@ -490,6 +494,16 @@ class Supervisor:
             counts[worker.status] = counts.get(worker.status, 0) + 1
         parts = ", ".join(f"{counts[word]} {word}" for word in sorted(counts))
         return f"{len(self.workers)} workers" + (f": {parts}" if parts else "")
+
+    # The lease of this host
+
+    def _renew_lease(self) -> None:
+        """By a timer of the loop: a supervisor that hangs does not renew it."""
+        if self._is_configured and host_of(self._config.store):
+            system = self.announcer.describe_system()["status"]
+            about = describe_host(self.workers, self._config, system)
+            self._settler.renew_lease(about)
+        self._loop.at(self._loop.now + self._config.fleet.lease_s / RENEWALS, self._renew_lease)
 
     # History
 

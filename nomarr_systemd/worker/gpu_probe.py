@@ -105,7 +105,7 @@ class GpuProbe(Worker):
         self._last = health
         try:
             with contextlib.closing(open_work_store(self._store_settings)) as store:
-                report_gpu(store, health, host_of(self._store_settings.url))
+                report_gpu(store, health, host_of(self._store_settings))
         except StoreError as error:
             raise NotReady(f"the store is away: {error}") from error
         self._due = monotonic() + self._every_s

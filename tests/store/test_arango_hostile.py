@@ -358,9 +358,9 @@ def test_who_has_a_right_to_the_ledger(
 def test_the_machine_id_stays_at_home() -> None:
     with open("/etc/machine-id") as file:
         machine = file.read().strip()
-    host = host_of("arangodb://a@localhost/d")
+    host = host_of(StoreSettings("arangodb://a@localhost/d"))
     assert host not in ("", machine)
-    assert host_of("sqlite:///var/lib/nomarr") == ""
+    assert host_of(StoreSettings()) == ""
     command = ["systemd-id128", "machine-id", f"--app-specific={APPLICATION_ID.hex()}"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode == 0:
@@ -381,4 +381,4 @@ def test_without_a_machine_id_a_host_is_unknown(
             tmp_path / "id" if name == "/etc/machine-id" else name, *args, **options
         ),
     )
-    assert host_of("arangodb://a@localhost/d") == "unknown"
+    assert host_of(StoreSettings("arangodb://a@localhost/d")) == "unknown"

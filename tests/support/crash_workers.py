@@ -47,3 +47,14 @@ class Tagger(Worker):
             self.progress()
             time.sleep(0.02)
         return {"pid": os.getpid()}
+
+
+class Recorder(Tagger):
+    """Also notes each job that it begins, and its run, in the file ``begun-POOL``."""
+
+    def process(self, job: str) -> object:
+        line = f"{os.path.basename(job)} {os.environ['INVOCATION_ID']}\n".encode()
+        fd = os.open(PLACE / f"begun-{POOL}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.write(fd, line)
+        os.close(fd)
+        return super().process(job)

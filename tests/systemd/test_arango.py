@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from nomarr_systemd.config.values import StoreSettings
 from nomarr_systemd.core.account import Account, from_doc
 from nomarr_systemd.host.machine import host_of
 from nomarr_systemd.ledger.ledger import Ledger
@@ -61,7 +62,7 @@ def url(lab: Lab, server: Server) -> Iterator[str]:
 def read(lab: Lab, url: str) -> Account:
     store = open_store(url, "policy", password_file=f"{lab.directory}/secret")
     try:
-        return Ledger(store, host=host_of(url)).account("worker:tag:0")
+        return Ledger(store, host=host_of(StoreSettings(url))).account("worker:tag:0")
     finally:
         store.close()
 
@@ -73,7 +74,7 @@ def test_a_crash_loop_is_on_record_there(lab: Lab, url: str) -> None:
     lab.wait_for(lambda: read(lab, url).records[-1].effect == "done", what="it is done")
     account = read(lab, url)
     assert [record.action for record in account.records] == ["restart", "restart", "fail"]
-    assert account.host == host_of(url) != ""
+    assert account.host == host_of(StoreSettings(url)) != ""
     shown = Path(lab.paths.public, "tag-0.json").read_text()
     assert from_doc(json.loads(shown)).rows == account.rows
 

@@ -14,9 +14,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nomarr_systemd.config.file import parse
-from nomarr_systemd.config.settings import HEALTH, HOMES, POLICY, POOL, STORE, WEB, Setting, check
+from nomarr_systemd.config.settings import (
+    FLEET,
+    HEALTH,
+    HOMES,
+    POLICY,
+    POOL,
+    STORE,
+    WEB,
+    Setting,
+    check,
+)
 from nomarr_systemd.config.unit_directives import OWNED
-from nomarr_systemd.config.values import Config, Pool, StoreSettings, WebSettings, WorkerRules
+from nomarr_systemd.config.values import (
+    Config,
+    FleetSettings,
+    Pool,
+    StoreSettings,
+    WebSettings,
+    WorkerRules,
+)
 from nomarr_systemd.core.errors import ConfigError, Mistake, NoSuchWorker
 from nomarr_systemd.core.health import HealthRules
 from nomarr_systemd.core.ids import Component
@@ -348,9 +365,12 @@ def test_every_field_is_a_setting_and_has_a_default_within_bounds() -> None:
         (POLICY, Rules()),
         (HEALTH, HealthRules()),
         (STORE, StoreSettings()),
+        (FLEET, FleetSettings()),
         (WEB, WebSettings()),
     ):
-        assert tuple(setting.key for setting in settings) == values._fields
+        keys = tuple(setting.key for setting in settings)
+        assert keys == values._fields[: len(keys)]
+        assert values._fields[len(keys) :] == (("host",) if settings is STORE else ())
     assert {setting.key for setting in POOL} == (
         set(Pool._fields) - {"name", "rules", "own_rules", "health", "own_health", "unit"}
     )
@@ -368,7 +388,7 @@ def test_every_field_is_a_setting_and_has_a_default_within_bounds() -> None:
         ("[[policy]]", 1, "policy", "a list is not a table"),
         ("[pool]\ntag = 3", 2, "pool.tag", "3 is not a table; write [pool.tag]"),
         ("worker = []", 1, "worker", "a list is not a table"),
-        ("[nothing_like_it]", 1, "nothing_like_it", "known here: store, policy"),
+        ("[nothing_like_it]", 1, "nothing_like_it", "known here: store, fleet, policy"),
         ("workers = 2", 1, "workers", "it belongs in [pool.NAME]"),
         (pool_with("max_restarts = 1"), 4, "pool.tag.max_restarts", "belongs in [policy], [pool."),
         (pool_with("[worker.tag-0]\nwindow_s = 1"), 5, "worker.tag-0.window_s", "belongs in"),
@@ -394,6 +414,15 @@ def test_every_field_is_a_setting_and_has_a_default_within_bounds() -> None:
         ("[web]\nlisten = 'h:0'", 2, "web.listen", "from 1 to 65535"),
         ("[web]\nlisten = '::1:80'", 2, "web.listen", "in brackets"),
         ("[web]\nlisten = ''", 2, "web.listen", "empty"),
+        # the fleet
+        ("[fleet]\nhost = 'a b'", 2, "fleet.host", "cannot be a host's name"),
+        (
+            "[store]\nurl = 'arangodb://a@h/d'\nwork_user = 'w'\n[fleet]\nhost = 'unknown'",
+            *(5, "fleet.host", "cannot be a host's name"),
+        ),
+        ("[fleet]\nhost = 'a'", 2, "fleet.host", "SQLite is for one host"),
+        ("[fleet]\nlease_s = 30", 2, "fleet.lease_s", "SQLite is for one host"),
+        ("[fleet]\nlease_s = 1", 2, "fleet.lease_s", "from 10 to 3600"),
         # the store
         ("[store]\nurl = 5", 2, "store.url", "5 is not text"),
         ("[store]\nurl = 'postgres://x'", 2, "store.url", "names no store"),

@@ -51,7 +51,7 @@ def test_a_sound_document_is_shown_as_it_is() -> None:
     doc |= {"crashes": [{"component_id": "c", "cause": "x", "invocation": "i", "wall_ms": 1}]}
     shown = view_job(doc | {"result": {"n": 1}})
     assert shown == JobView(
-        doc["_key"], "/music/a.flac", "pending", 0, "", 7, "E: m", "m", '{"n": 1}',
+        doc["_key"], "/music/a.flac", "pending", 0, "", "", 7, "E: m", "m", '{"n": 1}',
         (("c", "x", "i"),),  # type: ignore[arg-type]  # a Crash
     )  # fmt: skip
 

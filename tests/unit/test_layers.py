@@ -20,6 +20,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("operate", "demo"),
     ("worker", "supervisor", "controller", "postmortem"),
     ("jobs",),
+    ("fleet",),
     ("ledger",),
     ("live",),
     ("systemd",),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from nomarr_systemd.core.errors import SchemaTooNew, StoreRefused, StoreUnavailable
 from nomarr_systemd.store.postgresql import failures, statements
 from nomarr_systemd.store.postgresql.session import Failed
+from nomarr_systemd.store.protocol import DOMAINS
 
 if TYPE_CHECKING:
     from nomarr_systemd.store.postgresql.link import Link
@@ -29,7 +30,8 @@ def make_ready(link: Link, domain: Domain) -> None:
     name = statements.SCHEMAS[domain]
     try:
         there = _look(link, name)
-        if there is None:
+        tables = {collection.name for collection in DOMAINS[domain]}
+        if there is None or not tables <= there:
             _make_tables(link, domain)
             there = _look(link, name) or set()
     except Failed as error:
@@ -43,13 +45,14 @@ def make_ready(link: Link, domain: Domain) -> None:
 
 
 def _look(link: Link, name: str) -> set[str] | None:
-    """The names of the indexes; None if there are no tables yet."""
+    """The names of the tables and indexes; None if there are no tables yet."""
     sql = (
         f"SELECT (SELECT max(version) FROM {name}.about),"
-        " ARRAY(SELECT indexname::text FROM pg_indexes WHERE schemaname = %s)"
+        " ARRAY(SELECT indexname::text FROM pg_indexes WHERE schemaname = %s"
+        " UNION ALL SELECT tablename::text FROM pg_tables WHERE schemaname = %s)"
     )
     try:
-        ((version, names),) = link.ask(sql, [name], repeatable=True).rows
+        ((version, names),) = link.ask(sql, [name, name], repeatable=True).rows
         found, number = {str(each) for each in names}, int(version)
     except Failed as error:
         if error.code in failures.MISSING:
@@ -68,17 +71,13 @@ def _look(link: Link, name: str) -> set[str] | None:
 
 def _make_tables(link: Link, domain: Domain) -> None:
     name = statements.SCHEMAS[domain]
-    there = (
-        " SELECT (SELECT count(*) FROM pg_namespace WHERE nspname = %s),"
-        " (SELECT count(*) FROM pg_tables WHERE schemaname = %s AND tablename = 'about')"
-    )
+    there = "SELECT count(*) FROM pg_namespace WHERE nspname = %s"
     with link.transaction():
         link.ask(_PATIENCE, timeout_s=_TIMEOUT_S)
-        ((has_schema, has_tables),) = link.ask(there, [name, name]).rows
+        ((has_schema,),) = link.ask(there, [name]).rows
         if not has_schema:
             link.ask(f"CREATE SCHEMA {name}", timeout_s=_TIMEOUT_S)
-        if not has_tables:
-            link.ask("; ".join(statements.make_schema(domain)), timeout_s=_TIMEOUT_S)
+        link.ask("; ".join(statements.make_schema(domain)), timeout_s=_TIMEOUT_S)
 
 
 def _make_index(link: Link, sql: str) -> None:

@@ -73,12 +73,13 @@ def table(domain: Domain, collection: str) -> str:
 
 
 def make_schema(domain: Domain) -> Iterator[str]:
-    """The statements that make the tables."""
-    yield f"CREATE TABLE {SCHEMAS[domain]}.about (version integer NOT NULL)"
-    yield f"INSERT INTO {SCHEMAS[domain]}.about VALUES ({VERSION})"
+    """The statements that make the tables that are missing."""
+    about = f"{SCHEMAS[domain]}.about"
+    yield f"CREATE TABLE IF NOT EXISTS {about} (version integer NOT NULL)"
+    yield f"INSERT INTO {about} SELECT {VERSION} WHERE NOT EXISTS (SELECT FROM {about})"
     for name, _ in DOMAINS[domain]:
         yield (
-            f'CREATE TABLE {table(domain, name)} (key text COLLATE "C" PRIMARY KEY,'
+            f'CREATE TABLE IF NOT EXISTS {table(domain, name)} (key text COLLATE "C" PRIMARY KEY,'
             " rev text NOT NULL, body json NOT NULL)"
         )
 

@@ -280,7 +280,8 @@ class SqliteFile:
         db.execute("COMMIT")
 
     def _make_indexes(self, db: sqlite3.Connection) -> None:
-        """Create the indexes that are missing and drop those that are not wanted.
+        """Create the indexes that are missing, with their tables, which an older version did not
+        make, and drop those that are not wanted.
 
         They are compared by what they index, not by name: a large one is not built again. A full
         disk or a lock leaves the file as it was; it works without them.
@@ -295,8 +296,9 @@ class SqliteFile:
             found = {_indexed(sql): name for name, sql in db.execute(there)}
             for indexed in found.keys() - wanted.keys():
                 db.execute(f'DROP INDEX "{found[indexed]}"')
-            for indexed in wanted.keys() - found.keys():
-                db.execute(wanted[indexed])
+            if missing := wanted.keys() - found.keys():
+                for statement in (*self._schema, *(wanted[indexed] for indexed in missing)):
+                    db.execute(statement)
             db.execute("COMMIT")
         except sqlite3.OperationalError:
             if db.in_transaction:

@@ -271,10 +271,10 @@ class SqliteStore:
 
 
 def _schema(domain: Domain) -> Iterator[str]:
-    yield "CREATE TABLE damaged (collection TEXT, key TEXT, rev TEXT, body)"
+    yield "CREATE TABLE IF NOT EXISTS damaged (collection TEXT, key TEXT, rev TEXT, body)"
     for name, _ in DOMAINS[domain]:
         yield (
-            f'CREATE TABLE "{name}"'
+            f'CREATE TABLE IF NOT EXISTS "{name}"'
             " (key TEXT PRIMARY KEY NOT NULL, rev TEXT NOT NULL, body TEXT NOT NULL)"
         )
 

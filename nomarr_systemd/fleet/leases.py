@@ -1,0 +1,118 @@
+"""Leases of hosts in the store: this host's is renewed, those of others are looked at.
+
+When a lease has lapsed is decided in ``core.lease``; what becomes of a lost host's jobs, in
+``jobs.lost_hosts``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from nomarr_systemd.core.errors import KeyExists, StaleRevision, StoreUnavailable
+from nomarr_systemd.core.json import JsonError
+from nomarr_systemd.core.lease import Lease, read_lease
+from nomarr_systemd.store.protocol import HOSTS, Doc, Store
+
+FORGET_MS: Final = 30 * 86_400_000  # after this a lost host's document is deleted
+_SOME: Final = 20  # leases looked at in one go
+_TRIES: Final = 10
+
+
+class Renewal(NamedTuple):
+    """What was found when a lease was renewed."""
+
+    was_lost: bool  # other hosts had declared this one lost, and have settled its jobs
+    is_contested: bool  # another machine, or another user's supervisor, renews it as well
+
+
+class HostLease:
+    """The lease of this host. ``holder`` tells a machine apart from another with the same name."""
+
+    def __init__(self, host: str, name: str, holder: str) -> None:
+        self._host = host
+        self._name = name
+        self._holder = holder
+        self._rev = ""
+        self._has_held = False
+
+    def renew(self, store: Store, lease_s: float, about: Mapping[str, Any]) -> Renewal:
+        """Renew it by the store's clock, which is read first, so it never lasts too long. ``about``
+        is what else the document says. May raise StoreUnavailable; then call it again."""
+        was_lost = is_contested = False
+        for _ in range(_TRIES):
+            fields = {
+                **about,
+                "_key": self._host,
+                "name": self._name,
+                "holder": self._holder,
+                "state": "held",
+                "renewed_ms": store.now_ms(),
+                "lease_ms": round(lease_s * 1000),
+            }
+            try:
+                if self._rev:
+                    self._rev = store.replace(HOSTS, fields | {"_rev": self._rev})
+                else:
+                    self._rev = store.insert(HOSTS, fields)
+            except (StaleRevision, KeyExists):
+                there = store.get(HOSTS, self._host) or {}
+                self._rev = str(there.get("_rev", ""))
+                was_lost |= there.get("state") == "lost"
+                # After a reboot the holder is another one, too; but then we have not held it.
+                is_contested |= self._has_held and there.get("holder") not in (None, self._holder)
+                continue
+            self._has_held = True
+            return Renewal(was_lost, is_contested)
+        raise StoreUnavailable(f"{HOSTS}/{self._host} changes again and again")
+
+
+def find_late(store: Store, now_ms: int) -> list[Lease]:
+    """Leases that were not renewed for half of their time, the latest first; a few of them."""
+    where, order = {"state": "held"}, "renewed_ms"
+    first = _read_all(store.find(HOSTS, where, order=order, limit=1))
+    if first and first[0].age_ms(now_ms) * 2 <= first[0].lease_ms:
+        return []
+    found = _read_all(store.find(HOSTS, where, order=order, limit=_SOME))
+    return [each for each in found if each.age_ms(now_ms) * 2 > each.lease_ms]
+
+
+def declare_lost(store: Store, lease: Lease) -> bool:
+    """Note that a host is lost; False if it has renewed its lease, or another host was faster."""
+    doc = store.get(HOSTS, lease.host)
+    if doc is None or doc["_rev"] != lease.rev:
+        return False
+    try:
+        store.replace(HOSTS, doc | {"state": "lost"})
+    except StaleRevision:
+        return False
+    return True
+
+
+def find_lost(store: Store, host: str) -> Lease | None:
+    """The lease of a host, if it was declared lost."""
+    doc = store.get(HOSTS, host)
+    found = _read_all([doc] if doc else [])
+    return found[0] if found and found[0].state == "lost" else None
+
+
+def is_first(store: Store, host: str) -> bool:
+    """True if this is the first host by its id that holds a lease: it does what one of them has
+    to do from time to time."""
+    found = store.find(HOSTS, {"state": "held"}, limit=1)
+    return bool(found) and found[0]["_key"] == host
+
+
+def forget_old(store: Store, now_ms: int) -> None:
+    """Delete hosts that were lost long ago."""
+    store.prune(HOSTS, "renewed_ms", now_ms - FORGET_MS, {"state": "lost"})
+
+
+def _read_all(docs: list[Doc]) -> list[Lease]:
+    found = []
+    for doc in docs:
+        try:
+            found.append(read_lease(doc))
+        except JsonError:
+            continue  # a host that is there writes it again soon
+    return found

@@ -1,0 +1,123 @@
+"""All hosts that share the store, for people who may only read: from the supervisor, which answers
+members of the group of readers, or from the store where this user may open it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+
+from nomarr_systemd.config.values import Config
+from nomarr_systemd.core.errors import NomarrError
+from nomarr_systemd.core.ids import UNIT_PREFIX, Component, parse_component
+from nomarr_systemd.core.json import get_objects
+from nomarr_systemd.core.ledger_record import Record
+from nomarr_systemd.core.text import ask_for, quote
+from nomarr_systemd.fleet.view import MAX_HOSTS, HostView, trim, view_hosts
+from nomarr_systemd.host import clock
+from nomarr_systemd.host.machine import host_of
+from nomarr_systemd.host.scope import Scope
+from nomarr_systemd.ledger.record_archive import read_archive
+from nomarr_systemd.live import client
+from nomarr_systemd.live.protocol import FLEET, HISTORY
+from nomarr_systemd.operate.job_reading import may_open
+from nomarr_systemd.operate.job_store import open_as_owner
+from nomarr_systemd.store.protocol import HOSTS, Store
+
+_TIMEOUT_S: Final = 10.0  # the supervisor reads the store for the answer
+_DAY_MS: Final = 86_400_000  # by which the clock of another host may differ
+
+
+class NoSuchHost(NomarrError):
+    """No host of this name has a lease in the store."""
+
+    code = "no-such-host"
+    exit_status = 4
+
+
+class Fleet(NamedTuple):
+    """The hosts, the worst first."""
+
+    hosts: list[HostView]
+    mine: str  # this host's id
+    now_ms: int  # by the store's clock
+    is_cut: bool  # there are more hosts than MAX_HOSTS
+
+    def find(self, name: str) -> HostView:
+        """The host of this name or id, or NoSuchHost."""
+        for each in self.hosts:
+            if name in (each.name, each.host):
+                return each
+        near = ask_for(name, [each.name for each in self.hosts])
+        raise NoSuchHost(
+            f"there is no host {quote(name)}", hint=near or "nomarrctl --fleet status lists all"
+        )
+
+
+def split_place(text: str) -> tuple[Component | None, str]:
+    """The worker and the host in ``tag-0@beta``; no worker in ``beta``. BadName if the worker is
+    none."""
+    prefix = UNIT_PREFIX if text.startswith(UNIT_PREFIX) else ""
+    worker, at, host = text.removeprefix(prefix).rpartition("@")
+    return (parse_component(prefix + worker), host) if at else (None, text)
+
+
+def read_fleet(scope: Scope, config: Config) -> Fleet:
+    """All hosts; NomarrError if the store is for one host, or nobody answers."""
+    host = host_of(config.store)
+    if not host:
+        raise NomarrError(
+            "there is no fleet: the store is SQLite, which is for one host",
+            hint="nomarrctl status shows its workers; see fleet.md for a store that hosts share",
+        )
+
+    def read(store: Store) -> dict[str, Any]:
+        hosts = [trim(doc) for doc in store.find(HOSTS, limit=MAX_HOSTS + 1)]
+        return {"now_ms": store.now_ms(), "hosts": hosts, "cut": len(hosts) > MAX_HOSTS}
+
+    answer = _ask(scope, config, {"op": FLEET}, read)
+    now_ms = answer.get("now_ms")
+    now_ms = now_ms if type(now_ms) is int else 0
+    docs = [each for each in get_objects(answer, "hosts") if isinstance(each.get("_key"), str)]
+    hosts = view_hosts(docs[:MAX_HOSTS], now_ms)
+    return Fleet(hosts, host, now_ms, answer.get("cut") is True)
+
+
+def read_records(
+    scope: Scope, config: Config, host: str, worker: Component, since_ms: int = 0
+) -> list[Record]:
+    """The archived records of a worker of any host, oldest first."""
+    name = worker.component_id
+
+    def read(store: Store) -> dict[str, Any]:
+        records = read_archive(store, worker, since_ms, clock.wall_ms() + _DAY_MS, host)
+        return {"workers": {name: {"records": [each.write() for each in records]}}}
+
+    request = {"op": HISTORY, "components": [name], "host": host, "since_ms": since_ms}
+    answer = _ask(scope, config, request | {"points": 1, "records": True}, read)
+    workers = answer.get("workers")
+    mine = workers.get(name) if isinstance(workers, dict) else None
+    rows = mine.get("records") if isinstance(mine, dict) else None
+    try:
+        return [Record.read(str(row)) for row in rows] if isinstance(rows, list) else []
+    except (TypeError, ValueError) as error:
+        raise NomarrError(f"the records of {name} on {host} are damaged: {error}") from error
+
+
+def _ask(
+    scope: Scope,
+    config: Config,
+    request: Mapping[str, object],
+    read: Callable[[Store], dict[str, Any]],
+) -> dict[str, Any]:
+    answer = client.ask(scope.paths.live, request, timeout_s=_TIMEOUT_S)
+    if answer:
+        return answer
+    if may_open(config.store):
+        with open_as_owner(config.store) as store:
+            return read(store)
+    client.check_access(scope.paths.live)
+    raise NomarrError(
+        "the supervisor does not answer about other hosts",
+        hint="use sudo, which reads the store itself; or see nomarrctl doctor",
+    )
