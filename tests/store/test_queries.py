@@ -17,7 +17,7 @@ import nomarr_systemd
 from nomarr_systemd.store.arango import queries
 from nomarr_systemd.store.postgresql.link import Link
 from nomarr_systemd.store.postgresql.store import PostgresStore
-from nomarr_systemd.store.protocol import DOMAINS, POLICY_LEDGER, Doc, Domain, Equal
+from nomarr_systemd.store.protocol import DOMAINS, HOSTS, POLICY_LEDGER, Doc, Domain, Equal
 from nomarr_systemd.store.sqlite.store import SqliteStore
 from tests.arango_standin.running import Server
 from tests.support.capabilities import NOT_HERE
@@ -29,6 +29,8 @@ ROOT = Path(nomarr_systemd.__file__).parent
 SMALL = {
     POLICY_LEDGER: "one document per worker, and nearly all of them are wanted",
     "meta": "a document per pool and a few switches",
+    "job_crashes": "a thousand per host at the most, counted when one is added",
+    HOSTS: "one document per host",
 }
 
 
@@ -38,6 +40,9 @@ class Query(NamedTuple):
     collection: str
     equal: frozenset[str]
     order: str
+
+    def __str__(self) -> str:
+        return f"{self.collection} by {' and '.join([*sorted(self.equal), self.order])}"
 
 
 def find_index(query: Query, indexes: Sequence[tuple[str, ...]]) -> tuple[str, ...] | None:
