@@ -9,8 +9,8 @@ cleared last:
    the spool's files are removed after it, never before; then jobs to blame are logged and noted;
 4. the spool, if the ledger cannot be written: durable before anything is restarted;
 5. ends of holds, stops, then masks (a unit that is masked while it starts keeps its start job),
-   ends of pauses, then starts (systemd is asked again first if it took a while); their timers
-   stop after that;
+   ends of pauses, then starts (systemd is asked again first if it took a while), each with its
+   turn, where restarts wait for each other; their timers stop after that;
 6. how far each decision got, in one commit. If that is lost, the next plan does it again. The
    accounts are published after it;
 7. the journal, then the supervisor. After a kill before this they are told again. Deaths that
@@ -43,6 +43,7 @@ from nomarr_systemd.systemd.stop_intent import DOWN_FACTS, WANTED_FACTS, find_ru
 from nomarr_systemd.systemd.systemctl import ManagerError, Refused
 
 FRESH_MS: Final = 50
+GRACE_MS: Final = 10_000  # that a turn lasts longer than a start may take
 _Kind = TypeVar("_Kind")
 
 
@@ -77,11 +78,17 @@ def act(site: Site, intents: Sequence[Intent]) -> Done:
         refused |= _mask(site, [each.component for each in _pick(intents, do.Mask)])
         refused |= _resume(site, _pick(intents, do.Resume))
         feed_watchdog()
-        timers = [timer_of(each.component) for each in _pick(intents, do.CancelTimer)]
+        refused |= _take_turns(site, _pick(intents, do.TakeTurn))
+        timers = [
+            timer_of(each.component)
+            for each in _pick(intents, do.CancelTimer)
+            if each.component not in refused
+        ]
         starts = [each for each in _pick(intents, do.Start) if each.component not in refused]
         started, unwanted = _start(site, starts, timers)
         refused |= started
         _note(site, _pick(intents, do.Note), refused, unwanted)
+        _give_turns(site, _pick(intents, do.GiveTurn))
     outcomes, unanswered = _tell(site, intents)
     # The next plan handles what the supervisor answered; until then it can be asked again.
     untold = unanswered | {each.invocation for each in outcomes}
@@ -269,6 +276,37 @@ def _resume(site: Site, intents: Sequence[do.Resume]) -> set[Component]:
             names = [each.component_id for each in done]
             site.ledger.note(names, "resume", "nomarr-controller", "its pause was over")
     return refused
+
+
+def _take_turns(site: Site, intents: Sequence[do.TakeTurn]) -> set[Component]:
+    """Take turns; return the workers that got none: another host was faster, or the store is away.
+    They are looked at again, at last after the longest backoff, when restarts do not wait for a
+    store that is away."""
+    refused = {}
+    for component in (each.component for each in intents):
+        pool = site.config.pool_of(component)
+        wait_s = 1.0
+        try:
+            if site.turns.take(component, round(pool.health.startup_timeout_s * 1000) + GRACE_MS):
+                site.in_turn.add(component)
+                continue
+        except StoreError as error:
+            _complain(component, error)
+            site.forget_store()
+            wait_s = site.config.find_rules(component).backoff_max_s
+        refused[component] = monotonic_ms() + round(wait_s * 1000)
+    if refused:
+        _complain_all(site.manager.schedule_all(refused))
+    return set(refused)
+
+
+def _give_turns(site: Site, intents: Sequence[do.GiveTurn]) -> None:
+    for each in intents:
+        try:
+            site.turns.give(each.component)
+        except StoreError as error:
+            _complain(each.component, error)  # it ends by itself
+        site.in_turn.discard(each.component)
 
 
 def _start(

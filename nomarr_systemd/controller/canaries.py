@@ -1,6 +1,5 @@
-"""Watches the canaries of open incidents, by a few questions.
-
-The controller observes the whole pool only if its canary has changed.
+"""Watches a few workers by a few questions: the canaries of open incidents, and those that start in
+their turn. The controller observes more only if one of them has changed.
 """
 
 from __future__ import annotations
@@ -18,24 +17,26 @@ Canaries = tuple[tuple[str | bool, ...], ...]
 _CANARY_FACTS: Final = ("ActiveState", "LoadState", "InvocationID", "Job")
 
 
-def has_open_incident(site: Site) -> bool:
+def is_watching(site: Site) -> bool:
+    """True if an incident is open, or a worker starts in its turn, which others wait for."""
     try:
-        return any(not each.closed for each in site.incidents.incidents())
+        return bool(site.in_turn) or any(not each.closed for each in site.incidents.incidents())
     except StoreError:
         return False
 
 
 def observe_canaries(site: Site) -> Canaries:
-    """Return the state of the canaries of open incidents. Empty: no incident is open."""
+    """Return the state of the workers that are watched; empty if there are none."""
     try:
         incidents = {each.pool: each for each in site.incidents.incidents() if not each.closed}
     except StoreError:
         return ()
-    if not incidents:
+    if not incidents and not site.in_turn:
         return ()
     site.ask_anew()
     healthy = find_healthy(site, incidents.values())
     canaries = [parse_component(each.canary) for each in incidents.values()]
+    canaries += sorted(site.in_turn)
     questions: dict[str, Sequence[str]] = {}
     for each in canaries:
         questions |= {each.unit: _CANARY_FACTS, each.wanted_unit: ("ActiveState",)}

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from nomarr_systemd.controller.act import Done, LedgerUnwritable, act
-from nomarr_systemd.controller.canaries import Canaries, has_open_incident, observe_canaries
+from nomarr_systemd.controller.canaries import Canaries, is_watching, observe_canaries
 from nomarr_systemd.controller.log import ERROR, log, never_wait
 from nomarr_systemd.controller.observe import find_unheard, observe
 from nomarr_systemd.controller.reports import (
@@ -188,14 +188,15 @@ def serve(site: Site, fifo: int, applied: Stamp, *, idle_s: float = IDLE_S) -> b
             return True
         feed_watchdog()
         with site.alone():
-            # While an incident is open, only its canary is watched: a pool takes many questions.
+            # While an incident is open, only its canary is watched: a pool takes many questions. So
+            # is a worker that starts in its turn: when it runs, the turn is for others.
             is_old = monotonic_ms() - looked_ms > LOOK_AT_ALL_MS
             canaries = () if rang else observe_canaries(site)
             if rang or everybody or is_old or canaries != seen:
                 # A controller that was killed may have left a pool that failed half stopped.
                 owes = run(site, everybody=everybody, with_untold=not looked_ms)
                 looked_ms, seen = monotonic_ms(), canaries  # as they were before the run
-            is_busy = has_open_incident(site)
+            is_busy = is_watching(site)
         if everybody and not is_busy:
             _arm(site, owes=owes)
             return False

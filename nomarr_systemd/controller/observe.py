@@ -31,7 +31,7 @@ from nomarr_systemd.core.incident import INCIDENT, LEAST, SPAN_MS, Incident
 from nomarr_systemd.core.ledger_record import Record
 from nomarr_systemd.core.plan import is_blamed
 from nomarr_systemd.core.time import Moment, age_ms
-from nomarr_systemd.core.world import Outcome, Pool, Spooled, Unit, Worker, World
+from nomarr_systemd.core.world import Outcome, Pool, Spooled, Turns, Unit, Worker, World
 from nomarr_systemd.host import clock
 from nomarr_systemd.ledger.spool import SUFFIX
 from nomarr_systemd.systemd import stop_intent
@@ -67,6 +67,7 @@ class Seen(NamedTuple):
 
     accounts: Mapping[str, Account] | None  # None: the ledger is away
     incidents: Mapping[str, Incident]
+    turns: Mapping[str, Turns] = {}
 
 
 def observe(
@@ -90,6 +91,7 @@ def observe(
     except StoreError as error:
         log(ERROR, "the store is away", error=error, hint=error.hint)
         site.forget_store()
+        site.in_turn.clear()
         return _observe(site, reports, who, Seen(None, {}), due, (), asked, {})
 
 
@@ -134,6 +136,7 @@ def _observe(
         "away" if seen.accounts is None else "sound",
         shown[SUPERVISOR]["ActiveState"] == "active",
         find_healthy(site, seen.incidents.values()),
+        seen.turns,
     )
 
 
@@ -158,6 +161,7 @@ def _choose(
         if component.pool in pools or is_unfinished:
             chosen[component] = None
     names = {entry.death.component_id for entry in spooled}
+    names |= {name for turns in seen.turns.values() for name in turns.mine}
     held = site.holds.instances() if who is None else ()
     down = find_down(site) if who is None else ()
     for component in site.config.components():
@@ -211,10 +215,14 @@ def _read_books(site: Site, who: Iterable[Component], outcomes: Sequence[Outcome
     pools |= {each.component_id.split(":")[1] for each in outcomes}
     names = {each.component_id for each in who}
     names |= {each.component_id for each in site.config.components() if each.pool in pools}
+    turns = site.turns.read(pool.name for pool in site.config.pools)
+    mine = {name for each in turns.values() for name in each.mine}
+    site.in_turn = {each for each in site.in_turn if each.component_id in mine}
+    names |= mine
     if len(names) > _FEW:
         every = {each.component_id: each for each in site.ledger.accounts()}
-        return Seen({name: every.get(name) or Account(name) for name in names}, incidents)
-    return Seen({name: site.ledger.account(name) for name in names}, incidents)
+        return Seen({name: every.get(name) or Account(name) for name in names}, incidents, turns)
+    return Seen({name: site.ledger.account(name) for name in names}, incidents, turns)
 
 
 def _read_spool(site: Site) -> tuple[Spooled, ...]:

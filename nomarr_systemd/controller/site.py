@@ -11,6 +11,8 @@ from typing import Final
 from nomarr_systemd.config.values import Config
 from nomarr_systemd.controller.log import ERROR, log
 from nomarr_systemd.core.death import Death
+from nomarr_systemd.core.ids import Component
+from nomarr_systemd.fleet.turns import TurnStore
 from nomarr_systemd.host.files import locked
 from nomarr_systemd.host.holds import Holds
 from nomarr_systemd.host.layout import Paths
@@ -43,6 +45,7 @@ class Site:
         self.ask_anew()
         self.host = host_of(config.store)
         self.publisher = Publisher(paths.public, host=self.host)
+        self.in_turn: set[Component] = set()  # workers for which a turn was taken
         self._store: Store | None = None
 
     def ask_anew(self) -> None:
@@ -62,6 +65,10 @@ class Site:
     @property
     def incidents(self) -> IncidentStore:
         return IncidentStore(self.store, self.host)
+
+    @property
+    def turns(self) -> TurnStore:
+        return TurnStore(self.store, self.host, self.config.fleet.max_restarts_at_once)
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:

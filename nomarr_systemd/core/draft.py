@@ -15,8 +15,9 @@ from nomarr_systemd.core.ids import Component, next_start_job
 from nomarr_systemd.core.incident import INCIDENT
 from nomarr_systemd.core.intents import Intent
 from nomarr_systemd.core.ledger_record import Record
+from nomarr_systemd.core.start_table import Turn
 from nomarr_systemd.core.time import Moment, age_ms
-from nomarr_systemd.core.world import Worker, World
+from nomarr_systemd.core.world import Turns, Worker, World
 
 MASKED: Final = "it is masked, by a decision before this or by hand"
 
@@ -35,6 +36,8 @@ class Draft:
         self.holds = {name: worker.hold for name, worker in self.workers.items()}
         self.incidents = dict(world.incidents)
         self.early: set[str] = set()  # workers whose backoff is cut short
+        self.turns = dict(world.turns) if world.ledger == "sound" else {}
+        self.started: set[str] = set()  # workers that this plan starts
         self.at_fault: dict[str, str] = {}  # runs whose death a job is blamed for, and the text
 
     def do(self, *intents: Intent) -> None:
@@ -83,6 +86,25 @@ class Draft:
     def note(self, component: Component, invocation: str, effect: str) -> None:
         if self.world.ledger == "sound":
             self.do(do.Note(component, invocation, effect))
+
+    def turn_of(self, component: Component) -> Turn:
+        """Whether the worker may start, where restarts of its pool wait for each other."""
+        turns = self.turns.get(component.pool)
+        if turns is None:
+            return ""
+        if component.component_id in turns.mine:
+            return "held"
+        return "free" if turns.free > 0 else "taken"
+
+    def start(self, component: Component, run: str) -> None:
+        """Start the worker; with a turn, if there is one."""
+        if self.turn_of(component) == "free":
+            turns = self.turns[component.pool]
+            mine = turns.mine | {component.component_id}
+            self.turns[component.pool] = Turns(turns.free - 1, mine)
+            self.do(do.TakeTurn(component))
+        self.started.add(component.component_id)
+        self.do(do.Start(component, run))
 
     def pool(self, pool: str) -> list[Worker]:
         return [each for each in self.workers.values() if each.component.pool == pool]

@@ -117,6 +117,19 @@ class Resume(NamedTuple):
     start: bool
 
 
+class TakeTurn(NamedTuple):
+    """Take a turn for a restart, where restarts of a pool wait for each other; without one, the
+    worker is not started."""
+
+    component: Component
+
+
+class GiveTurn(NamedTuple):
+    """Give back the turn of a worker that runs, or does not start any more."""
+
+    component: Component
+
+
 class Start(NamedTuple):
     """Start the unit if it still is in this failed run and no stop was requested."""
 
@@ -165,12 +178,13 @@ class Clear(NamedTuple):
 ORDER: Final = (
     *(Schedule, OpenIncident, Join, Elect, Hold),
     (Book, BookSpooled, Refund, MarkFailed, Close),
-    *(BlameJobs, Spool, Release, Stop, Mask, Resume, Start, CancelTimer, Note, Tell, Consult),
+    *(BlameJobs, Spool, Release, Stop, Mask, Resume, TakeTurn, Start, CancelTimer, Note),
+    *(GiveTurn, Tell, Consult),
     Clear,
 )
 
 Intent = (
     Schedule | OpenIncident | Join | Elect | Close | Hold | Release | Book | BookSpooled
     | Spool | Refund | MarkFailed | BlameJobs | Stop | Mask | Resume | Start | CancelTimer | Note
-    | Tell | Consult | FailPool | Clear
+    | TakeTurn | GiveTurn | Tell | Consult | FailPool | Clear
 )  # fmt: skip

@@ -16,7 +16,7 @@ from nomarr_systemd.core.account import Account
 from nomarr_systemd.core.blind_plan import plan_blind, spool
 from nomarr_systemd.core.death import DEPENDENCY, Death, recall
 from nomarr_systemd.core.draft import Draft, make_failed_start
-from nomarr_systemd.core.ids import is_run
+from nomarr_systemd.core.ids import is_run, parse_component
 from nomarr_systemd.core.incident_plan import find_outage, look_after_incidents, screen
 from nomarr_systemd.core.intents import Intent
 from nomarr_systemd.core.job import (
@@ -26,7 +26,7 @@ from nomarr_systemd.core.job import (
     find_failed,
 )
 from nomarr_systemd.core.ledger_record import Record
-from nomarr_systemd.core.start_table import Owed, due_in_ms, judge, retry_in_ms
+from nomarr_systemd.core.start_table import Owed, due_in_ms, judge, retry_in_ms, turn_in_ms
 from nomarr_systemd.core.time import Moment, age_ms
 from nomarr_systemd.core.world import RUNNING, Outcome, Worker, World
 
@@ -44,6 +44,7 @@ def plan(world: World, now: Moment) -> list[Intent]:
         plan_blind(draft)
     if world.ledger != "away":
         _finish_all(draft)
+        _give_turns_back(draft)
     return draft.intents
 
 
@@ -280,23 +281,46 @@ def _finish(draft: Draft, worker: Worker, record: Record) -> None:
     name = component.component_id
     is_active = draft.world.supervisor_active
     early = name in draft.early
-    verdict, _why = judge(Owed(record, unit, draft.holds[name], is_active, early, draft.now))
+    turn = draft.turn_of(component)
+    verdict, _why = judge(Owed(record, unit, draft.holds[name], is_active, early, draft.now, turn))
     if verdict == "schedule":
         due = draft.now.later(due_in_ms(record, draft.now))
         draft.do(do.Schedule(component, due))
     elif verdict == "retry":
         due = draft.now.later(retry_in_ms(record, worker.rules, draft.now))
         draft.do(do.Schedule(component, due))
+    elif verdict == "turn":
+        if unit.timer != "waiting":
+            due = draft.now.later(turn_in_ms(record, worker.rules, draft.now))
+            draft.do(do.Schedule(component, due))
     elif verdict == "start-job-failed":
         _take_failed_start(draft, worker, record)
     elif verdict != "wait":
         is_started = verdict == "start"
         if is_started:
-            draft.do(do.Start(component, unit.invocation))
+            draft.start(component, unit.invocation)
         # A decision that cannot be noted may have been replaced by one of plan_blind.
         if unit.timer != "none" and (is_started or draft.world.ledger == "sound"):
             draft.do(do.CancelTimer(component))
         draft.note(component, record.invocation, "started" if is_started else "done")
+
+
+def _give_turns_back(draft: Draft) -> None:
+    """Turns of workers that run, or do not start any more, are for others."""
+    for turns in draft.turns.values():
+        for name in sorted(turns.mine - draft.started):
+            if not _is_starting(draft, name):
+                draft.do(do.GiveTurn(parse_component(name)))
+
+
+def _is_starting(draft: Draft, name: str) -> bool:
+    worker = draft.workers.get(name)
+    if worker is None:
+        return False
+    unit = worker.unit
+    owed = draft.accounts[name].unfinished()
+    was_started = unit.state == "failed" and any(each.effect == "started" for each in owed)
+    return unit.has_job or unit.state == "activating" or was_started
 
 
 def _take_failed_start(draft: Draft, worker: Worker, record: Record) -> None:

@@ -18,6 +18,10 @@ START_JOB_GRACE_MS: Final = 10_000
 _SHORTEST_RETRY_MS: Final = 1000
 
 
+# Its turn to start, where restarts wait for each other: it has one, may take one, or must wait.
+Turn = Literal["", "held", "free", "taken"]
+
+
 class Owed(NamedTuple):
     """A restart or a hold on record that is not done, and all that decides about it."""
 
@@ -27,6 +31,7 @@ class Owed(NamedTuple):
     supervisor_active: bool
     early: bool  # its incident is over, or has elected it: the backoff is cut short
     now: Moment
+    turn: Turn = ""
 
     @property
     def is_as_left(self) -> bool:
@@ -48,7 +53,7 @@ class Owed(NamedTuple):
         return self.early or due_in_ms(self.record, self.now) <= 0
 
 
-Verdict = Literal["wait", "done", "schedule", "start", "retry", "start-job-failed"]
+Verdict = Literal["wait", "done", "schedule", "start", "retry", "turn", "start-job-failed"]
 # The first row that is true decides. After a start the next plan finds out whether it succeeded.
 TABLE: Final[tuple[tuple[str, Callable[[Owed], bool], Verdict], ...]] = (
     ("a job of it is queued", lambda owed: owed.unit.has_job, "wait"),
@@ -79,6 +84,11 @@ TABLE: Final[tuple[tuple[str, Callable[[Owed], bool], Verdict], ...]] = (
         lambda owed: owed.record.code == EX_TEMPFAIL and not owed.supervisor_active,
         "wait",
     ),
+    (
+        "others of its pool are starting",
+        lambda owed: owed.turn == "taken" and (owed.record.action == "hold" or owed.is_due),
+        "turn",
+    ),
     ("its hold is over", lambda owed: owed.record.action == "hold", "start"),
     ("its backoff is over", lambda owed: owed.is_due, "start"),
     ("its backoff has a timer", lambda owed: owed.unit.timer == "waiting", "wait"),
@@ -99,6 +109,13 @@ def retry_in_ms(record: Record, rules: Rules, now: Moment) -> int:
     longest backoff."""
     most_ms = max(_SHORTEST_RETRY_MS, round(rules.backoff_max_s * 1000))
     return min(most_ms, max(_SHORTEST_RETRY_MS, age_ms(record.moment, now)))
+
+
+def turn_in_ms(record: Record, rules: Rules, now: Moment) -> int:
+    """Return how long to wait before it is asked again whether it may start: as long as it has
+    been due, from 1 s to the longest backoff."""
+    most_ms = max(_SHORTEST_RETRY_MS, round(rules.backoff_max_s * 1000))
+    return min(most_ms, max(_SHORTEST_RETRY_MS, age_ms(record.due, now)))
 
 
 def due_in_ms(record: Record, now: Moment) -> int:

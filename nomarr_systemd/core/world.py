@@ -59,6 +59,13 @@ class Pool(NamedTuple):
     fails_by: str = ""  # the setting that decides this
 
 
+class Turns(NamedTuple):
+    """Restarts of a pool that may be under way at the same time, on all hosts."""
+
+    free: int
+    mine: frozenset[str] = frozenset()  # workers of this host that have a turn
+
+
 class Spooled(NamedTuple):
     """A death that was decided about without the ledger, and when."""
 
@@ -95,3 +102,4 @@ class World(NamedTuple):
     ledger: Literal["sound", "read-only", "away"] = "sound"
     supervisor_active: bool = True
     healthy: frozenset[str] = frozenset()  # canaries that the supervisor calls healthy
+    turns: Mapping[str, Turns] = {}  # of pools whose restarts wait for each other

@@ -75,12 +75,16 @@ def read_fleet(scope: Scope, config: Config) -> Fleet:
         hosts = [trim(doc) for doc in store.find(HOSTS, limit=MAX_HOSTS + 1)]
         return {"now_ms": store.now_ms(), "hosts": hosts, "cut": len(hosts) > MAX_HOSTS}
 
-    answer = _ask(scope, config, {"op": FLEET}, read)
-    now_ms = answer.get("now_ms")
+    return parse_fleet(_ask(scope, config, {"op": FLEET}, read) | {"host": host})
+
+
+def parse_fleet(answer: Mapping[str, Any]) -> Fleet:
+    """The fleet in the supervisor's answer, which is untrusted."""
+    now_ms, mine = answer.get("now_ms"), answer.get("host")
     now_ms = now_ms if type(now_ms) is int else 0
     docs = [each for each in get_objects(answer, "hosts") if isinstance(each.get("_key"), str)]
     hosts = view_hosts(docs[:MAX_HOSTS], now_ms)
-    return Fleet(hosts, host, now_ms, answer.get("cut") is True)
+    return Fleet(hosts, mine if isinstance(mine, str) else "", now_ms, answer.get("cut") is True)
 
 
 def read_records(

@@ -59,6 +59,10 @@ async def list_incidents(site: Site, _query: Query, _name: str) -> object:
     return await site.run(readers.list_incidents, await site.look())
 
 
+async def read_fleet(site: Site, _query: Query, _name: str) -> object:
+    return await site.fleet()
+
+
 async def read_history(site: Site, query: Query, name: str) -> object:
     return await site.run(readers.read_history, site.scope, parse_worker(name), query)
 

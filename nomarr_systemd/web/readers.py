@@ -23,9 +23,10 @@ from nomarr_systemd.host.scope import Scope
 from nomarr_systemd.ledger import health_series
 from nomarr_systemd.ledger.public import read_published
 from nomarr_systemd.live import client
-from nomarr_systemd.live.protocol import BLACKBOX, HISTORY, JOBS_OF, SNAPSHOT
+from nomarr_systemd.live.protocol import BLACKBOX, FLEET, HISTORY, JOBS_OF, SNAPSHOT
 from nomarr_systemd.operate import policies, simulation
 from nomarr_systemd.operate.choose import choose, choose_one
+from nomarr_systemd.operate.fleet import parse_fleet
 from nomarr_systemd.operate.overview import Overview, View, look
 from nomarr_systemd.postmortem.report import record_to_json, render, to_json
 from nomarr_systemd.postmortem.report_model import Report
@@ -242,6 +243,19 @@ def try_policy(
     account = read_published(scope.paths.public, worker).account
     result = replay(account, rules, clock.now())
     return simulation.to_json([simulation.Replayed(worker, rules, result)], settings)
+
+
+def read_fleet(scope: Scope) -> dict[str, Any]:
+    """All hosts that share the store, the worst first; the supervisor reads them. ``shared`` is
+    false if the store is for one host."""
+    fleet = parse_fleet(_ask(scope, {"op": FLEET}))
+    return {
+        "shared": bool(fleet.mine),
+        "host": fleet.mine,
+        "now_ms": fleet.now_ms,
+        "cut": fleet.is_cut,
+        "hosts": [each.to_json() for each in fleet.hosts],
+    }
 
 
 def list_incidents(state: State) -> dict[str, Any]:

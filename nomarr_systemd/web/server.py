@@ -45,6 +45,7 @@ ANSWERS: Final[list[tuple[str, api.Answer, tuple[str, ...]]]] = [
     (r"/api/policy", api.list_policies, ("worker",)),
     (r"/api/jobs", api.list_jobs, ("pool", "status", "limit", "after")),
     (r"/api/incidents", api.list_incidents, ()),
+    (r"/api/fleet", api.read_fleet, ()),
 ]
 
 

@@ -30,6 +30,7 @@ GROUPS: Final = ("nomarr-view", "nomarr")  # whose members may see what the page
 _LOOK_S: Final = 1.0  # an answer may be this old
 _METRICS_S: Final = 2.0
 _SPARKLINES_S: Final = 30.0
+_FLEET_S: Final = 2.0
 _THREADS: Final = 4
 _Found = TypeVar("_Found")
 
@@ -55,6 +56,8 @@ class Site:
         self._state: readers.State | None = None
         self._lines: asyncio.Future[dict[str, Any]] | None = None
         self._lines_at = 0.0
+        self._fleet: asyncio.Future[dict[str, Any]] | None = None
+        self._fleet_at = 0.0
 
     async def run(self, ask: Callable[..., _Found], *arguments: Any) -> _Found:
         """Call a function that waits, in a thread."""
@@ -93,6 +96,14 @@ class Site:
                 self.run(readers.read_sparklines, self.scope, config)
             )
         return await asyncio.shield(self._lines)
+
+    async def fleet(self) -> dict[str, Any]:
+        """All hosts as they were at most _FLEET_S ago: the supervisor reads them from the store."""
+        now = time.monotonic()
+        if self._fleet is None or (self._fleet.done() and now - self._fleet_at > _FLEET_S):
+            self._fleet_at = now
+            self._fleet = asyncio.ensure_future(self.run(readers.read_fleet, self.scope))
+        return await asyncio.shield(self._fleet)
 
     def queues(self) -> dict[str, dict[str, Any]]:
         """The last state of each pool's queue."""

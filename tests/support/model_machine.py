@@ -22,7 +22,7 @@ from nomarr_systemd.core.ledger_record import Record
 from nomarr_systemd.core.plan import is_blamed, plan
 from nomarr_systemd.core.policy import Rules
 from nomarr_systemd.core.time import Moment
-from nomarr_systemd.core.world import Pool, Spooled, Unit, Worker, World
+from nomarr_systemd.core.world import Pool, Spooled, Turns, Unit, Worker, World
 
 POOL = "tag"
 WALL_MS = 1_700_000_000_000
@@ -67,6 +67,13 @@ class Machine(NamedTuple):
     spooled: tuple[Spooled, ...] = ()
     ledger: str = "sound"
     healthy: bool = False  # what the supervisor says of every active worker
+    at_once: int = 0  # restarts that may be under way at the same time; 0: no limit
+    turns: frozenset[int] = frozenset()  # workers that have a turn
+    others: int = 0  # turns that other hosts have
+
+    @property
+    def free(self) -> int:
+        return max(0, self.at_once - len(self.turns) - self.others)
 
     @property
     def now(self) -> Moment:
@@ -77,8 +84,9 @@ class Broken(AssertionError):
     """A property does not hold."""
 
 
-def make_machine(workers: int) -> Machine:
-    return Machine(tuple(Simulated(account=_frozen(Account(name_of(n)))) for n in range(workers)))
+def make_machine(workers: int, at_once: int = 0) -> Machine:
+    simulated = tuple(Simulated(account=_frozen(Account(name_of(n)))) for n in range(workers))
+    return Machine(simulated, at_once=at_once)
 
 
 def name_of(number: int) -> str:
@@ -151,6 +159,9 @@ def observe(machine: Machine, rules: Rules, asked: frozenset[str] = frozenset())
         asked=asked,
         ledger=machine.ledger,  # type: ignore[arg-type]
         healthy=frozenset(map(name_of, active)) if machine.healthy else frozenset(),
+        turns={POOL: Turns(machine.free, frozenset(map(name_of, machine.turns)))}
+        if machine.at_once
+        else {},
     )
 
 
@@ -204,6 +215,12 @@ def _do(machine: Machine, intent: Intent, rules: Rules) -> Machine:
         case do.Spool(_, entry):
             kept = [each for each in machine.spooled if each.death != entry.death]
             return machine._replace(spooled=(*kept, entry))
+        case do.TakeTurn(component):
+            if not machine.free:
+                raise Broken(f"{component} takes a turn, and none is free")
+            return machine._replace(turns=machine.turns | {component.number})
+        case do.GiveTurn(component):
+            return machine._replace(turns=machine.turns - {component.number})
         case do.Tell() | do.Consult() | do.FailPool() | do.BlameJobs():
             return machine
     number = intent.component.number
@@ -266,6 +283,9 @@ def _start(machine: Machine, each: Simulated, account: Account, number: int, run
         last = account.find_last(run)
         if last is None or last.action not in ("restart", "hold"):
             raise Broken(f"{number} is started without a decision")
+        is_retry = last.kind == "dependency"
+        if machine.at_once and number not in machine.turns and not is_retry:
+            raise Broken(f"{number} is started out of turn")
     lost = each.forgotten
     if machine.ledger == "away" and each.run in each.unheard:
         lost |= {each.run}  # no hook, no ledger, and the timer of another run
@@ -445,6 +465,12 @@ def happenings(machine: Machine) -> Iterator[tuple[str, Machine]]:
             yield f"reset {number}", reset(machine, number)
     yield "wait", wait(machine)
     yield "reboot", reboot(machine)
+    if machine.free:
+        yield "others take a turn", machine._replace(others=machine.others + 1)
+    if machine.others:
+        yield "others give a turn back", machine._replace(others=machine.others - 1)
+    if machine.turns:
+        yield "turns expire", machine._replace(turns=frozenset())
     if machine.incidents and not machine.incidents[0].closed:
         yield "healthy", machine._replace(healthy=not machine.healthy)
 
@@ -508,6 +534,8 @@ def check_settled(machine: Machine, rules: Rules) -> None:
     if again:
         raise Broken(f"planned again on its own result: {again}")
     for number, each in enumerate(machine.workers):
+        if number in machine.turns and each.state != "starting" and machine.ledger == "sound":
+            raise Broken(f"{number} keeps its turn")
         records = _thawed(each.account).records
         known = {r.invocation.partition("#")[0] for r in records}
         spooled = {entry.death.run for entry in machine.spooled}

@@ -57,11 +57,14 @@ def _way(seen: dict[int, tuple[int, str]], key: int) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("workers", "rules"), [(1, RULES), (1, AT_ONCE), (1, STAY), (2, RULES), (3, RULES)],
-    ids=["one", "one-at-once", "one-that-finishes", "two", "three-and-incidents"],
+    ("workers", "rules", "turns"),
+    [(1, RULES, 0), (1, AT_ONCE, 0), (1, STAY, 0), (2, RULES, 0), (3, RULES, 0), (1, AT_ONCE, 1),
+     (2, AT_ONCE, 1)],
+    ids=["one", "one-at-once", "one-that-finishes", "two", "three-and-incidents", "in-turn",
+         "two-in-turn"],
 )  # fmt: skip
-def test_every_world_that_can_be_reached(workers: int, rules: Rules) -> None:
-    visited = explore(model.make_machine(workers), rules, MOST)
+def test_every_world_that_can_be_reached(workers: int, rules: Rules, turns: int) -> None:
+    visited = explore(model.make_machine(workers, turns), rules, MOST)
     print(f"{visited} distinct worlds of {workers} workers")
     assert visited >= MOST
 
@@ -69,9 +72,13 @@ def test_every_world_that_can_be_reached(workers: int, rules: Rules) -> None:
 class PlanMachine(RuleBasedStateMachine):
     """Long ways at random, also without a ledger."""
 
-    @initialize(workers=st.integers(1, 4), rules=st.sampled_from([RULES, AT_ONCE, STAY]))
-    def begin(self, workers: int, rules: Rules) -> None:
-        self.machine = model.make_machine(workers)
+    @initialize(
+        workers=st.integers(1, 4),
+        rules=st.sampled_from([RULES, AT_ONCE, STAY]),
+        turns=st.integers(0, 2),
+    )
+    def begin(self, workers: int, rules: Rules, turns: int) -> None:
+        self.machine = model.make_machine(workers, turns)
         self.policy = rules
 
     @rule(data=st.data())

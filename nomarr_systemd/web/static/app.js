@@ -5,6 +5,7 @@ import { known, begin, listen, take, readAll } from "./store.js";
 import { WorkersView, atLeast, countdown } from "./workers.js";
 import { WorkerView } from "./worker.js";
 import { QueuesView, IncidentsView } from "./queues.js";
+import { FleetView } from "./fleet.js";
 
 const TOPICS = ["worker:*:status", "queue:status", "queue:*:status", "queue:jobs", "system:health"];
 const root = document.getElementById("content");
@@ -44,7 +45,7 @@ function go() {
     view?.close();
     route = wanted;
     if (query.get("worker")) view = new WorkerView(root, query.get("worker"));
-    else view = new ({ queues: QueuesView, incidents: IncidentsView }[wanted] || WorkersView)(root);
+    else view = new ({ queues: QueuesView, incidents: IncidentsView, fleet: FleetView }[wanted] || WorkersView)(root);
   }
   for (const each of document.querySelectorAll("nav [data-view]")) {
     if (each.dataset.view === (query.get("worker") ? "workers" : wanted)) each.setAttribute("aria-current", "page");
@@ -131,6 +132,7 @@ setInterval(() => {
 
 const said = document.getElementById("said");
 listen((what, id) => {
+  if (what === "fleet") document.getElementById("fleet").hidden = !known.fleet.shared;
   if (what === "crash") {
     const worker = known.workers.get(id);
     said.textContent = worker ? `${worker.instance} died` : "";

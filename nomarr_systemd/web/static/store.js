@@ -18,6 +18,7 @@ export const known = {
   supervisor: { answers: true },
   scope: "system",
   incidents: [],
+  fleet: { shared: false, hosts: [], readAt: 0 },
   error: null,
   readAt: 0,
 };
@@ -84,6 +85,15 @@ export async function readLines() {
     known.lines = await get("/api/sparklines");
     tell("lines");
   } catch { /* rows have no sparkline */ }
+}
+
+export async function readFleet() {
+  try {
+    known.fleet = { ...await get("/api/fleet"), readAt: Date.now() };
+  } catch (error) {
+    known.fleet = { ...known.fleet, error };
+  }
+  tell("fleet");
 }
 
 export async function readIncidents() {
@@ -199,7 +209,8 @@ export function begin() {
   readAll();
   readLines();
   readIncidents();
+  readFleet();
   setInterval(() => { if (!document.hidden && !known.supervisor.answers) readAll(); }, BLIND_MS);
-  setInterval(() => { if (!document.hidden) { readAll(); readLines(); readIncidents(); } }, REFRESH_MS);
+  setInterval(() => { if (!document.hidden) { readAll(); readLines(); readIncidents(); readFleet(); } }, REFRESH_MS);
   document.addEventListener("visibilitychange", () => { if (!document.hidden) readAll(); });
 }
