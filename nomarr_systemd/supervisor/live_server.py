@@ -185,7 +185,7 @@ class LiveServer:
         if patterns.match(protocol.SYSTEM):
             system = self._supervisor.announcer.describe_system()
             yield encode(make_event(protocol.SYSTEM, "snapshot", system=system))
-        for event in self._supervisor.queue_topics.show(patterns):
+        for event in self._supervisor.store_tasks.queue_topics.show(patterns):
             yield encode(event)
         done = -1
         while workers := self._after(done):
@@ -226,7 +226,7 @@ class LiveServer:
         run = self._supervisor.find_run(worker, invocation) or Run(invocation, "", None)
         answer: dict[str, Any] = {"ok": True, "label": run.label, "bad_line": run.bad_line}
         # Frames may lag behind short jobs; what was settled is certain.
-        job = self._supervisor.find_job(invocation) or run.job
+        job = self._supervisor.store_tasks.find_job(invocation) or run.job
         if job is not None or not is_run(invocation) or invocation == worker.invocation:
             connection.reply(answer | {"job": job})
             return

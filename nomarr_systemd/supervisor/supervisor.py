@@ -1,9 +1,9 @@
 """The supervisor: pipe → decode → step → announce.
 
-Inputs are callbacks of the loop (pipes, systemd's links, deadlines, reports of the settler's
-thread) and calls of the live server, which is above this module. What a transition leads to is in
-health_actions.py, the beginning and end of a run in ``_sync``. Everything here runs in the loop's
-thread and never blocks.
+Inputs are callbacks of the loop (pipes, systemd's links, deadlines) and calls of the live server,
+which is above this module. What a transition leads to is in health_actions.py, what the store is
+needed for in store_tasks.py, the beginning and end of a run in ``_sync``. Everything here runs in
+the loop's thread and never blocks.
 """
 
 from __future__ import annotations
@@ -29,25 +29,20 @@ from nomarr_systemd.core.health import (
     Event,
     State,
 )
-from nomarr_systemd.core.ids import Component, find_instance, is_run, parse_component
-from nomarr_systemd.core.job import LEFT, STOPPED, Outcome, RunEnd
-from nomarr_systemd.core.lease import RENEWALS
+from nomarr_systemd.core.ids import Component, find_instance, is_run
+from nomarr_systemd.core.job import LEFT, STOPPED, RunEnd
 from nomarr_systemd.host.layout import WORKER_USER, Paths
-from nomarr_systemd.host.machine import host_of
 from nomarr_systemd.ledger.public import read_published
-from nomarr_systemd.live.protocol import make_event, queue_topic
 from nomarr_systemd.supervisor import disagreement, pipes
 from nomarr_systemd.supervisor.announcer import Announcer
 from nomarr_systemd.supervisor.health_actions import HealthActions
-from nomarr_systemd.supervisor.host_lease import describe_host
-from nomarr_systemd.supervisor.job_settler import JobSettler, Outcomes
+from nomarr_systemd.supervisor.job_settler import Outcomes
 from nomarr_systemd.supervisor.kill import Killer
 from nomarr_systemd.supervisor.live_connection import Subscribers
-from nomarr_systemd.supervisor.log import NOTICE, WARNING, RateLimit, log
+from nomarr_systemd.supervisor.log import WARNING, RateLimit
 from nomarr_systemd.supervisor.loop import Loop
-from nomarr_systemd.supervisor.queue_topics import QueueTopics
 from nomarr_systemd.supervisor.run_state import RunState
-from nomarr_systemd.supervisor.snapshots import Snapshots, take_samples
+from nomarr_systemd.supervisor.store_tasks import StoreTasks
 from nomarr_systemd.supervisor.unit_queries import UnitQueries
 from nomarr_systemd.supervisor.workers import Crash, Deadlines, Run, Worker, Workers
 from nomarr_systemd.systemd.running_units import RunningUnits
@@ -96,15 +91,11 @@ class Supervisor:
         self._actions = HealthActions(
             self._deadlines, queries, self._killer, self._run_state, self.announcer
         )
-        self._snapshots = Snapshots(paths.public)
-        self._is_job_store_away = False
-        self._settler = JobSettler(
-            loop,
-            self._units.directory,
-            on_settled=self._take_outcome,
-            on_store=self._take_store_state,
+        self.store_tasks = StoreTasks(
+            *(loop, self.workers, self.subscribers, self.announcer),
+            units_directory=self._units.directory,
+            public=paths.public,
         )
-        self.queue_topics = QueueTopics(loop, self._settler, self.workers, self.subscribers)
 
     @property
     def config(self) -> Config:
@@ -127,11 +118,7 @@ class Supervisor:
         for component_id in set(self._run_state.component_ids()) - self.workers.by_id.keys():
             self._run_state.forget(component_id)
         self._loop.watch(self._units.fd, select.EPOLLIN, self._take_units, first=True)
-        self._arm_snapshot()
-        self._renew_lease()
-        if self._is_configured:  # else the store of jobs is not known
-            self._settler.configure(self._config)
-            self.queue_topics.configure(self._config)
+        self.store_tasks.begin(self._config if self._is_configured else None)
 
     def watch_pipes(self) -> None:
         """Begin to read. Subscribers that waited for the supervisor are served before this."""
@@ -142,8 +129,7 @@ class Supervisor:
         """Change the configuration: pipes are added and removed, all others stay as they are."""
         self._config = config
         self._is_configured = True
-        self._settler.configure(config)
-        self.queue_topics.configure(config)
+        self.store_tasks.configure(config)
         wanted = {each.component_id: each for each in config.components()}
         for worker in list(self.workers):
             if worker.component_id not in wanted:
@@ -161,8 +147,7 @@ class Supervisor:
 
     def close(self) -> None:
         """Close everything but the pipes; they and the run state stay for the next supervisor."""
-        self._settler.close()
-        self._snapshots.close()
+        self.store_tasks.close()
         self._units.close()
         self._run_state.close()
 
@@ -270,7 +255,7 @@ class Supervisor:
         )
         worker.disagreement = disagreement.HUNG if is_stalled else ""
         self.announcer.tell_frames(worker, frames)
-        self.queue_topics.take_frames(worker)
+        self.store_tasks.queue_topics.take_frames(worker)
 
     def _drain(self, worker: Worker) -> list[Frame]:
         """Decode what is in the pipe now."""
@@ -377,7 +362,7 @@ class Supervisor:
             cause = STOPPED if is_requested else LEFT
             end = RunEnd(worker.component_id, invocation, cause, _now_ms(), counted=False)
             has_stopped = is_requested and self._is_last(worker)
-            self._settler.settle(end._replace(pool_stopped=has_stopped))
+            self.store_tasks.settle(end._replace(pool_stopped=has_stopped))
 
     def _is_last(self, worker: Worker) -> bool:
         """True if no other worker of the pool runs, has crashed or has failed."""
@@ -403,27 +388,6 @@ class Supervisor:
         self._check_wanted(worker)
         self._step(worker, TICK)
         self.announcer.tell_worker(worker)
-
-    # Jobs
-
-    def _take_outcome(self, outcome: Outcome) -> None:
-        fields = {"component": outcome.component_id, "invocation": outcome.invocation}
-        for each in outcome.settled:
-            log(NOTICE, f"its job is {each.status}", job=each.job, path=each.path, **fields)
-        if outcome.fail_pool:
-            log(WARNING, "its pool has failed", reason=outcome.fail_pool, **fields)
-        if outcome.settled or outcome.fail_pool:
-            topic = queue_topic(parse_component(outcome.component_id).pool)
-            self.subscribers.publish(make_event(topic, "settled", outcome=outcome.to_dict()))
-        self.queue_topics.read_soon()
-
-    def _take_store_state(self, is_away: bool) -> None:
-        self._is_job_store_away = is_away
-        self._assess_store()
-
-    def _assess_store(self) -> None:
-        self.announcer.is_store_away = self._is_job_store_away or self._snapshots.is_failing
-        self.announcer.tell_system_soon()
 
     # For the live server
 
@@ -456,7 +420,7 @@ class Supervisor:
         def answer(found: Outcomes) -> None:
             reply(found | still_running)
 
-        self._settler.settle_and_wait(ends, DEFER_S, answer)
+        self.store_tasks.settle_and_wait(ends, DEFER_S, answer)
 
     def set_failed(self, worker: Worker) -> None:
         self._step(worker, SET_FAILED)
@@ -477,9 +441,6 @@ class Supervisor:
         ended = worker.ended
         return ended if ended and invocation == ended.invocation else None
 
-    def find_job(self, invocation: str) -> str:
-        return self._settler.find_job(invocation)
-
     def describe_self(self) -> dict[str, Any]:
         return {
             "pid": os.getpid(),
@@ -494,28 +455,6 @@ class Supervisor:
             counts[worker.status] = counts.get(worker.status, 0) + 1
         parts = ", ".join(f"{counts[word]} {word}" for word in sorted(counts))
         return f"{len(self.workers)} workers" + (f": {parts}" if parts else "")
-
-    # The lease of this host
-
-    def _renew_lease(self) -> None:
-        """By a timer of the loop: a supervisor that hangs does not renew it."""
-        if self._is_configured and host_of(self._config.store):
-            system = self.announcer.describe_system()["status"]
-            about = describe_host(self.workers, self._config, system)
-            self._settler.renew_lease(about)
-        self._loop.at(self._loop.now + self._config.fleet.lease_s / RENEWALS, self._renew_lease)
-
-    # History
-
-    def _arm_snapshot(self) -> None:
-        self._loop.at(self._loop.now + self._config.health.snapshot_interval_s, self._snapshot)
-
-    def _snapshot(self) -> None:
-        samples = take_samples(self.workers)
-        if samples:
-            self._snapshots.offer(self._config.store, samples)
-        self._assess_store()
-        self._arm_snapshot()
 
 
 def _split(

@@ -291,7 +291,7 @@ class Inside:
         self.loop = Loop()
         self.settled: list[tuple[str, str, str]] = []
         self.supervisor = Supervisor(lab.paths, read_applied(lab.paths), self.loop, {})
-        setattr(self.supervisor._settler, "settle", self._note)  # noqa: B010 (for mypy)
+        setattr(self.supervisor.store_tasks, "settle", self._note)  # noqa: B010 (for mypy)
         self.supervisor.start()
         self.supervisor.watch_pipes()
 
