@@ -6,13 +6,14 @@ import gc
 import sys
 from collections.abc import Callable
 
-from tests.bench import books, cli, decisions, frames, imports, jobs, live, resident, web
+from tests.bench import books, cli, decisions, fleet, frames, imports, jobs, live, resident, web
 
 PARTS: dict[str, Callable[[], None]] = {
     "decisions": decisions.measure,
     "frames": frames.measure,
     "books": books.measure,
     "jobs": jobs.measure,
+    "fleet": fleet.measure,
     "imports": imports.measure,
     "cli": cli.measure,
     "live": live.measure,

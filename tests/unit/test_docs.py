@@ -113,7 +113,8 @@ def test_nomarrctl_takes_what_is_written(line: str) -> None:
     command: click.Command = nomarrctl
     while isinstance(command, click.Group) and words:
         name = words.pop(0)
-        if name == "--user":
+        if name in ("--user", "--fleet"):
+            ctx.params[name.removeprefix("--")] = True
             continue
         found = command.get_command(ctx, name)
         assert found, f"there is no command {name}"
