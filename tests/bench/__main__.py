@@ -6,7 +6,7 @@ import gc
 import sys
 from collections.abc import Callable
 
-from tests.bench import books, cli, decisions, frames, imports, jobs, live, resident, web
+from tests.bench import books, cli, decisions, frames, imports, jobs, live, resident, scale, web
 
 PARTS: dict[str, Callable[[], None]] = {
     "decisions": decisions.measure,
@@ -17,6 +17,7 @@ PARTS: dict[str, Callable[[], None]] = {
     "cli": cli.measure,
     "live": live.measure,
     "resident": resident.measure,
+    "scale": scale.measure,
     "web": web.measure,
 }
 
