@@ -18,7 +18,7 @@ from nomarr_systemd.systemd.systemctl import ManagerError
 
 _FIRST_S: Final = 0.02
 _LONGEST_S: Final = 0.5
-_PORTION: Final = 64  # jobs that systemd has at a time
+_PORTION: Final = 32  # jobs that systemd has at a time
 _LOADS_S: Final = 2.0  # a worker that is not ready by then loads, and is not waited for
 FACTS: Final = ("ActiveState", "SubState", "LoadState", "InvocationID", "Job", "Result")
 _STATES: Final = ("ActiveState", "SubState", "LoadState", "Job")  # quick to ask for many units

@@ -6,7 +6,19 @@ import gc
 import sys
 from collections.abc import Callable
 
-from tests.bench import books, cli, decisions, fleet, frames, imports, jobs, live, resident, web
+from tests.bench import (
+    books,
+    cli,
+    decisions,
+    fleet,
+    frames,
+    imports,
+    jobs,
+    live,
+    resident,
+    scale,
+    web,
+)
 
 PARTS: dict[str, Callable[[], None]] = {
     "decisions": decisions.measure,
@@ -18,6 +30,7 @@ PARTS: dict[str, Callable[[], None]] = {
     "cli": cli.measure,
     "live": live.measure,
     "resident": resident.measure,
+    "scale": scale.measure,
     "web": web.measure,
 }
 

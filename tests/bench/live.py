@@ -11,6 +11,7 @@ import os
 import select
 import signal
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 
@@ -21,6 +22,7 @@ from tests.support.lab import CHECKOUT, Lab
 ROUNDS = 15
 DEBIAN_MODULES = "/usr/lib/python3/dist-packages"
 SEARCH = [str(CHECKOUT), DEBIAN_MODULES]
+MEMORY = "/dev/shm"
 MANY = 200
 WORKER = """\
 #!/bin/sh
@@ -88,8 +90,26 @@ class Starts:
 
 
 @contextlib.contextmanager
+def lab_in_memory() -> Iterator[Lab]:
+    """A lab whose runtime directory is in memory, as it is everywhere else, and whose state is on
+    a disk: hooks make and remove files all the time, and a disk would be measured with them."""
+    with tempfile.TemporaryDirectory(prefix="nomarr-bench-") as disk, contextlib.ExitStack() as end:
+        is_there = os.access(MEMORY, os.W_OK)
+        lab = Lab()
+        before, tempfile.tempdir = tempfile.tempdir, MEMORY if is_there else tempfile.tempdir
+        try:
+            end.enter_context(lab)
+        finally:
+            tempfile.tempdir = before
+        if is_there:
+            os.rmdir(lab.home)
+            os.symlink(disk, lab.home)
+        yield lab
+
+
+@contextlib.contextmanager
 def make_lab() -> Iterator[tuple[Lab, Starts]]:
-    with Lab() as lab:
+    with lab_in_memory() as lab:
         fifo = f"{lab.directory}/starts"
         starts = Starts(fifo)
         worker = lab.write_program("worker", WORKER.replace("{fifo}", fifo))

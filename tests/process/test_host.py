@@ -16,7 +16,7 @@ from nomarr_systemd.config.values import Config, Pool
 from nomarr_systemd.core.errors import ConfigError, NotPermitted
 from nomarr_systemd.core.ids import Component
 from nomarr_systemd.host.configuration import NotApplied, read_applied
-from nomarr_systemd.host.files import locked
+from nomarr_systemd.host.files import locked, write_all_durably
 from nomarr_systemd.host.holds import Holds
 from nomarr_systemd.host.layout import Paths, make_programs
 from tests.support.capabilities import needs_root
@@ -24,6 +24,21 @@ from tests.support.users import NOBODY, run_as
 
 TAG = Component("tag", 0)
 CHECKOUT = Path(__file__).parents[2]
+
+
+def test_many_files_are_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    files = {str(tmp_path / f"{number}"): b"new" for number in range(3)}
+    write_all_durably(str(tmp_path), files, mode=0o644)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == dict.fromkeys(
+        "012", b"new"
+    )
+    assert (tmp_path / "0").stat().st_mode & 0o777 == 0o644
+    (tmp_path / "1").unlink()
+    (tmp_path / "1").mkdir()
+    with pytest.raises(IsADirectoryError):
+        write_all_durably(str(tmp_path), dict.fromkeys(files, b"newer"), mode=0o644)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "2"]
+    assert (tmp_path / "2").read_bytes() == b"new"
 
 
 def test_a_lock_with_patience_gives_up_and_says_so(tmp_path: Path) -> None:

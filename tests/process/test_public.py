@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from string import ascii_letters, digits
 
@@ -140,3 +141,36 @@ def test_getters_name_the_attribute() -> None:
         get_dict(doc, "missing")
     with pytest.raises(JsonError, match="the answer is a list, not an object"):
         as_object([], "the answer")
+
+
+def read_of(texts: Mapping[str, str]) -> Callable[[list[str]], Mapping[str, str]]:
+    return lambda keys: {key: texts[key] for key in keys if key in texts}
+
+
+def test_what_is_published_late_is_published_once_and_as_it_is_then(tmp_path: Path) -> None:
+    publisher = Publisher(str(tmp_path / "public"))
+    other = DOC | {"component_id": "worker:tag:1"}
+    texts = {"worker:tag:0": json.dumps(DOC), "worker:tag:1": json.dumps(other)}
+    past = tmp_path / "past"
+    with publisher.late():
+        publisher.publish(texts, read_of(texts))
+        assert not list((tmp_path / "public").iterdir())
+        # What a unit reads at its next start does not wait.
+        assert sorted(path.name for path in past.iterdir()) == ["tag-0", "tag-1"]
+        texts["worker:tag:0"] = json.dumps(DOC | {"restart_count": 7})
+        publisher.publish(["worker:tag:0"], read_of(texts))
+    account, problem = read_published(str(tmp_path / "public"), TAG)
+    assert (account.restart_count, problem) == (7, "")
+    assert list_published(str(tmp_path / "public"))[0] == {TAG, Component("tag", 1)}
+    assert "7 restarts" in (past / "tag-0").read_text()
+    publisher.publish(["worker:tag:1"], read_of({}))
+    assert list_published(str(tmp_path / "public"))[0] == {TAG}
+
+
+def test_what_a_unit_reads_is_not_written_again_unless_it_changed(tmp_path: Path) -> None:
+    publisher = Publisher(str(tmp_path / "public"))
+    texts = {"worker:tag:0": json.dumps(DOC)}
+    publisher.publish(texts, read_of(texts))
+    first = (tmp_path / "past/tag-0").stat().st_ino
+    publisher.publish(texts, read_of(texts))
+    assert (tmp_path / "past/tag-0").stat().st_ino == first

@@ -196,6 +196,34 @@ def test_killed_anywhere_the_next_one_completes_it(site: Installation) -> None:
         assert not (site.state / "apply.json").exists()
 
 
+def reloads(site: Installation) -> int:
+    """How often the manager has read its files anew."""
+    return sum("Reloading." in line for line in site.lab.journal().splitlines())
+
+
+def test_nothing_is_reloaded_if_nothing_differs(site: Installation) -> None:
+    site.bring_up(2)
+    before = reloads(site)
+    assert "Nothing differs." in site.good("apply")
+    assert reloads(site) == before
+    # An apply that was cut off before systemd and the supervisor had read what it wrote.
+    site.configure(2, backoff_s=7)
+    apply_killed_at(site, "Manager.reload")
+    assert site.good("apply", "--dry-run") == "Nothing differs.\n"
+    assert reloads(site) == before
+    assert "Nothing differs." in site.good("apply")
+    assert reloads(site) == before + 1
+    # A person has changed a file that systemd has not read yet.
+    override = Path(site.lab.units, "nomarr-worker@tag-0.service.d/override.conf")
+    override.write_text("[Service]\nNice=1\n")
+    site.good("apply")
+    assert reloads(site) == before + 2
+    # Without its supervisor nothing is in force.
+    site.lab.systemctl("stop", "nomarr-supervisor.service")
+    site.good("apply")
+    assert site.lab.get("nomarr-supervisor.service", "ActiveState") == "active"
+
+
 def test_two_at_once(site: Installation) -> None:
     site.bring_up(1)
     code = (

@@ -4,6 +4,7 @@ package, services, masks, and directives that a drop-in of somebody else has cha
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
@@ -131,12 +132,15 @@ class _Override(NamedTuple):
 
 
 def check_directives(it: Installation) -> Found:
-    """What systemd would do with each worker: a file that sorts behind ours wins over it."""
-    shown = it.manager.show([each.unit for each in it.workers], _FACTS)
+    """What systemd would do with each worker: a file that sorts behind ours wins over it. The
+    workers of a pool are alike, but for those that have files of their own."""
+    own = _find_own_files(it.manager.show_manager("UnitPath")["UnitPath"].split())
+    asked = [each for each in it.workers if each.number == 0 or each.unit in own]
+    shown = it.manager.show([each.unit for each in asked], _FACTS)
     overrides: dict[_Override, list[str]] = {}
     stale = []
     replaced = set()
-    for worker in it.workers:
+    for worker in asked:
         facts = shown[worker.unit]
         if facts["LoadState"] != "loaded":
             continue  # masked, or without a unit file: other checks say so
@@ -158,6 +162,20 @@ def check_directives(it: Installation) -> Found:
         yield "bad", text, f"{_undo(it, each)} && {reload}"
     if not stale and not overrides and not replaced:
         yield "ok", "no drop-in changes what workers depend on", ""
+
+
+def _find_own_files(directories: Iterable[str]) -> set[str]:
+    """Return the units of workers that have a unit file, or drop-ins beside ours."""
+    found = set()
+    for directory in directories:
+        with contextlib.suppress(OSError):
+            for name in os.listdir(directory):
+                if name.startswith(UNIT_PREFIX) and not name.startswith(f"{UNIT_PREFIX}."):
+                    with contextlib.suppress(NotADirectoryError):
+                        if os.listdir(f"{directory}/{name}") == [unit_files.DROPIN]:
+                            continue
+                    found.add(name.removesuffix(".d"))
+    return found
 
 
 def _find_overrides(paths: Iterable[str]) -> set[_Override]:

@@ -1,0 +1,261 @@
+"""Growth from 10 to 4,096 workers under a real systemd, beside bare template instances: apply, an
+apply without changes, what a person asks, the death of all at once, and the supervisor's memory.
+
+Workers are a small C program, so that what is measured is systemd and ours. ``python -m
+tests.bench.scale 10 200`` measures these counts only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from nomarr_systemd.systemd.dbus.connection import PROPERTIES, Bus, Call
+from nomarr_systemd.systemd.manager import Manager
+from tests.bench import growth
+from tests.bench.live import Starts, lab_in_memory
+from tests.bench.timing import report
+from tests.support.lab import Lab
+from tests.support.operator_site import Installation
+
+COUNTS = (10, 100, 1000, 4096)
+HANGS_S = 1800.0  # only a hang takes longer, also on a busy machine
+PING_S = 0.05
+WORKER = r"""
+#include <fcntl.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+int main(int count, char **words) {
+    const char *path = getenv("NOTIFY_SOCKET");
+    struct sockaddr_un there = {.sun_family = AF_UNIX};
+    int ready = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    int starts = open(words[1], O_WRONLY | O_CLOEXEC);
+    strncpy(there.sun_path, path, sizeof there.sun_path - 1);
+    if (there.sun_path[0] == '@')
+        there.sun_path[0] = 0;
+    sendto(ready, "READY=1", 7, 0, (struct sockaddr *)&there,
+           offsetof(struct sockaddr_un, sun_path) + strlen(path));
+    write(starts, "\n", 1);
+    close(ready);
+    close(starts);
+    for (;;)
+        pause();
+}
+"""
+CONFIG = """\
+[policy]
+backoff_base_s = 0
+max_restarts = 100
+window_s = 0.001
+max_lifetime_restarts = 0
+
+[health]
+startup_timeout_s = 3600
+staleness_interval_s = 3600
+frame_interval_s = 3000
+
+[pool.tag]
+workers = {count}
+command = ["{worker}", "{fifo}"]
+watchdog_s = 3600
+
+[pool.tag.unit]
+LimitCORE = 0
+"""
+BARE = """\
+[Unit]
+StartLimitIntervalSec=0
+[Service]
+Type=notify
+ExecStart={worker} {fifo}
+Restart=always
+RestartSec=0
+WatchdogSec=3600
+LimitCORE=0
+"""
+
+
+class Patience:
+    """How long the manager takes to answer, meanwhile: the worst of one question at a time."""
+
+    def __init__(self, lab: Lab) -> None:
+        self.worst_s = 0.0
+        self._lab = lab
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._ask, daemon=True)
+
+    def __enter__(self) -> Patience:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _ask(self) -> None:
+        call = Call(
+            "Get", "ss", ("org.freedesktop.systemd1.Manager", "Version"), interface=PROPERTIES
+        )
+        bus = Bus(user=True, timeout_s=HANGS_S)
+        while not self._over.wait(PING_S):
+            begun = time.monotonic()
+            bus.call(call)  # on a connection of its own each time, as systemctl would
+            bus.close()
+            self.worst_s = max(self.worst_s, time.monotonic() - begun)
+
+
+class Site:
+    """A lab with a number of workers, ours or bare ones."""
+
+    def __init__(self, lab: Lab) -> None:
+        self.lab = lab
+        self.starts = Starts(f"{lab.directory}/starts")
+        self.operator = Installation(lab)
+        source = Path(lab.directory, "worker.c")
+        source.write_text(WORKER)
+        self.program = f"{lab.directory}/worker-c"
+        subprocess.run(["gcc", "-O2", "-w", "-o", self.program, str(source)], check=True)
+        bare = BARE.replace("{worker}", self.program).replace("{fifo}", self._fifo)
+        lab.write_unit("bare@.service", bare)
+        lab.reload()
+
+    @property
+    def _fifo(self) -> str:
+        return f"{self.lab.directory}/starts"
+
+    def configure(self, count: int) -> None:
+        text = CONFIG.replace("{count}", str(count)).replace("{worker}", self.program)
+        self.operator.config.write_text(text.replace("{fifo}", self._fifo))
+
+    def ctl(self, *arguments: str) -> float:
+        """Seconds of one nomarrctl."""
+        begun = time.monotonic()
+        done = self.lab.run(self.operator.command(*arguments), check=False, timeout_s=HANGS_S)
+        taken = time.monotonic() - begun
+        assert done.returncode in (0, 1, 3), f"{arguments}: {done.stderr[-2000:]}"
+        return taken
+
+    def kill_all(self, units: list[str]) -> float:
+        """Seconds until all run again. Not all alike: that would be one incident."""
+        pids = self._pids(units)
+        begun = time.monotonic()
+        for number, pid in enumerate(pids):
+            os.kill(pid, (signal.SIGKILL, signal.SIGSEGV, signal.SIGFPE)[number % 3])
+        return self.starts.wait_for(len(units), HANGS_S) - begun
+
+    def _pids(self, units: list[str]) -> list[int]:
+        # Not by systemctl: for each unit it has the manager read all directories of units.
+        with contextlib.closing(Manager(user=True, tell=lambda _line: None)) as manager:
+            shown = manager.show(units, ["MainPID"])
+        pids = [int(shown[unit]["MainPID"]) for unit in units]
+        assert all(pids), "one does not run"
+        return pids
+
+    def wait_until_settled(self) -> None:
+        """Until the controller has nothing left to do: what was decided is on record as done."""
+        self.lab.wait_for(
+            lambda: not os.listdir(self.lab.runtime + "/nomarr/pending"),
+            what="no report waits",
+            timeout_s=HANGS_S,
+        )
+
+
+def measure_bare(site: Site, count: int) -> dict[str, float]:
+    """Start, and death of all at once, of bare template instances."""
+    units = [f"bare@{number}.service" for number in range(count)]
+    begun = time.monotonic()
+    site.lab.systemctl("start", *units, timeout_s=HANGS_S)
+    taken = time.monotonic() - begun
+    site.starts.wait_for(count, HANGS_S)
+    with Patience(site.lab) as patience:
+        died = site.kill_all(units)
+    site.lab.systemctl("stop", *units, timeout_s=HANGS_S)
+    return {"bare": taken, "native": died, "native_answer": patience.worst_s}
+
+
+def measure_ours(site: Site, count: int) -> dict[str, float]:
+    """The same of our workers, and what else grows with their number."""
+    site.configure(count)
+    units = [f"nomarr-worker@tag-{number}.service" for number in range(count)]
+    found: dict[str, float] = {}
+    begun = time.monotonic()
+    site.ctl("apply", "--yes")
+    found["apply"] = site.starts.wait_for(count, HANGS_S) - begun
+    site.lab.wait_for(
+        lambda: site.lab.get("nomarr-reconcile.service", "ActiveState") == "inactive",
+        what="the reconciler has looked",
+        timeout_s=HANGS_S,
+    )
+    found["nothing"] = site.ctl("apply", "--yes")
+    for name, words in (
+        ("status", ("status",)),
+        ("why", ("why", "tag-0")),
+        ("doctor", ("doctor",)),
+        ("events", ("events",)),
+    ):
+        found[name] = site.ctl(*words)
+    status = Path(f"/proc/{site.lab.main_pid('nomarr-supervisor.service')}/status").read_text()
+    found["rss"] = int(status.partition("VmRSS:")[2].split()[0])
+    with Patience(site.lab) as patience:
+        found["death"] = site.kill_all(units)
+    found["answer"] = patience.worst_s
+    site.wait_until_settled()
+    return found
+
+
+@contextlib.contextmanager
+def make_site() -> Iterator[Site]:
+    with lab_in_memory() as lab:
+        os.environ["XDG_RUNTIME_DIR"] = lab.runtime  # for Patience
+        site = Site(lab)
+        yield site
+        with contextlib.suppress(Exception):
+            lab.systemctl("stop", "nomarr-workers.target", timeout_s=HANGS_S)
+
+
+def measure(counts: tuple[int, ...] = COUNTS) -> None:
+    rows = []
+    for count in counts:
+        with make_site() as site:
+            bare = measure_bare(site, count)
+            rows.append({"workers": count} | bare | measure_ours(site, count))
+        tell(rows)
+    if len(rows) > 1:
+        growth.keep(rows)
+
+
+def tell(rows: list[dict[str, float]]) -> None:
+    """The last row, beside the first."""
+    row = rows[-1]
+    count = int(row["workers"])
+    load = f"load {os.getloadavg()[0]:.0f}"
+    report(f"{count} workers: start of bare instances", f"{row['bare']:.2f} s", load)
+    ratio = row["apply"] / row["bare"]
+    report("  apply, all running", f"{row['apply']:.2f} s, {ratio:.2f}", "bar 1.3 at 1,000")
+    report("  apply without changes", f"{row['nothing']:.2f} s", "bar 2 s at 4,096")
+    for name in ("status", "why", "doctor", "events"):
+        report(f"  {name}", f"{row[name]:.2f} s", "bar 1 s at 4,096")
+    if len(rows) > 1:
+        grown = (row["rss"] - rows[0]["rss"]) / (count - rows[0]["workers"])
+        report("  supervisor, memory per worker", f"{grown:.1f} kB", "bar 10 kB")
+    ratio = row["death"] / row["native"]
+    report("  all killed at once, all running, native", f"{row['native']:.2f} s")
+    report("    ours", f"{row['death']:.2f} s, {ratio:.2f}", "bar 1.5 at 200")
+    answers = f"{row['answer'] * 1e3:.0f} ms, native {row['native_answer'] * 1e3:.0f}"
+    report("    systemd's slowest answer meanwhile", answers, "bar 1 s")
+
+
+if __name__ == "__main__":
+    measure(tuple(map(int, sys.argv[1:])) or COUNTS)
