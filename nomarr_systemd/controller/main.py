@@ -37,7 +37,7 @@ from nomarr_systemd.host.configuration import read_applied
 from nomarr_systemd.host.layout import Paths
 from nomarr_systemd.host.program_options import PLACES, parse_options
 from nomarr_systemd.systemd.journal_socket import JournalSocket
-from nomarr_systemd.systemd.manager import RECONCILER, SUPERVISOR, Manager, monotonic_ms
+from nomarr_systemd.systemd.manager import SUPERVISOR, Manager, monotonic_ms
 from nomarr_systemd.systemd.notify import feed_watchdog, listen_fds, notify, watchdog_s
 from nomarr_systemd.systemd.systemctl import ManagerError
 
