@@ -68,7 +68,11 @@ def run(
     make_directory(site.paths)
     site.ask_anew()
     reports = read_reports(site.paths, with_untold=everybody or with_untold)
-    deaths = [*reports.deaths, *(find_unheard(site, reports.deaths) if everybody else ())]
+    fresh = [each for each in reports.deaths if not each.is_untold]
+    unheard = find_unheard(site, fresh) if everybody else []
+    # One that was booked is on record, unless the ledger was lost.
+    lost = {each.invocation for each in unheard}
+    deaths = [each for each in reports.deaths if each.invocation not in lost] + unheard
     bells = (*reports.due, *reports.looks)
     who = None if everybody else [*(each.component for each in deaths), *bells]
     configured = set(site.config.components())
