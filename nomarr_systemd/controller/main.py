@@ -37,7 +37,7 @@ from nomarr_systemd.host.configuration import read_applied
 from nomarr_systemd.host.layout import Paths
 from nomarr_systemd.host.program_options import PLACES, parse_options
 from nomarr_systemd.systemd.journal_socket import JournalSocket
-from nomarr_systemd.systemd.manager import RECONCILER, SUPERVISOR, Manager, monotonic_ms
+from nomarr_systemd.systemd.manager import SUPERVISOR, Manager, monotonic_ms
 from nomarr_systemd.systemd.notify import feed_watchdog, listen_fds, notify, watchdog_s
 from nomarr_systemd.systemd.systemctl import ManagerError
 
@@ -47,7 +47,8 @@ LOOK_AGAIN_S: Final = 0.5  # between two observations of a canary
 FLUSH_MS: Final = 1000  # between two tries to send what journald could not take
 LOOK_AT_ALL_MS: Final = 10_000  # between two observations of its pool, if no report comes
 SOON: Final = "nomarr-reconcile-soon.timer"
-PAUSE_END: Final = "nomarr-pause-end.timer"  # transient
+PAUSE_END: Final = "nomarr-pause-end"  # its timer is transient
+TRY_AGAIN_MS: Final = 60_000  # a pause that could not be ended
 _PASSES: Final = 5  # an incident that opens concerns more workers, and so do jobs that are settled
 _NOT_OF_ONE: Final = (ManagerError, StoreError, LedgerUnwritable)  # no worker can be handled
 Stamp = tuple[int, int]
@@ -67,7 +68,11 @@ def run(
     make_directory(site.paths)
     site.ask_anew()
     reports = read_reports(site.paths, with_untold=everybody or with_untold)
-    deaths = [*reports.deaths, *(find_unheard(site, reports.deaths) if everybody else ())]
+    fresh = [each for each in reports.deaths if not each.is_untold]
+    unheard = find_unheard(site, fresh) if everybody else []
+    # One that was booked is on record, unless the ledger was lost.
+    lost = {each.invocation for each in unheard}
+    deaths = [each for each in reports.deaths if each.invocation not in lost] + unheard
     bells = (*reports.due, *reports.looks)
     who = None if everybody else [*(each.component for each in deaths), *bells]
     configured = set(site.config.components())
@@ -239,8 +244,9 @@ def arm_next_end(site: Site) -> None:
     again by the reconciler, which runs at every boot."""
     until_ms = site.holds.next_end_ms()
     if until_ms is not None:
-        left_ms = max(0, until_ms - clock.now().wall_ms)
-        site.manager.schedule_unit(PAUSE_END, RECONCILER, monotonic_ms() + left_ms)
+        left_ms = until_ms - clock.now().wall_ms
+        due_ms = monotonic_ms() + (left_ms if left_ms > 0 else TRY_AGAIN_MS)
+        site.manager.schedule_service(PAUSE_END, due_ms)
 
 
 def reconcile(site: Site) -> None:

@@ -82,6 +82,9 @@ class Site:
                 except TimeoutError as error:
                     log(ERROR, "another program keeps this one from acting", lock=error)
                     feed_watchdog()
+                except OSError as error:  # restarts are more than a line that is logged twice
+                    log(ERROR, "there is no lock: going on without", error=error)
+                    break
             yield
 
     def forget_store(self) -> None:

@@ -162,14 +162,15 @@ class Holds:
         path = os.path.join(self._directory, name)
         try:
             with open(path, encoding="utf-8", errors="replace") as file:
-                why, _, rest = file.read(_MAX_TEXT + 100).strip().partition("\n")
+                text = file.read(_MAX_TEXT + 100).strip()
         except FileNotFoundError:
             return None
         except OSError as error:
             return Pause(f"{UNREADABLE}{error.strerror} ({path})")
-        until = rest.removeprefix(_UNTIL)
-        is_end = rest.startswith(_UNTIL) and until.isascii() and until.isdigit()
-        return Pause(one_line(why[:_MAX_TEXT]) or "held", int(until[:15]) if is_end else None)
+        why, _, until = text.rpartition(f"\n{_UNTIL}")
+        if why and until.isascii() and until.isdigit():
+            return Pause(one_line(why[:_MAX_TEXT]), int(until[:15]))
+        return Pause(one_line(text[:_MAX_TEXT]) or "held")
 
     def _write(self, name: str, pause: Pause) -> None:
         os.makedirs(self._directory, 0o755, exist_ok=True)

@@ -259,11 +259,12 @@ class Manager:
                 answers[component] = self._replace_timer(component, calls[component])
         return answers
 
-    def schedule_unit(self, timer: str, unit: str, due_ms: int) -> None:
-        """Make a timer that starts this unit once, in place of one of the same name."""
+    def schedule_service(self, name: str, due_ms: int) -> None:
+        """Make a timer that starts this service once, in place of one that is there. Both have
+        the same name: a transient timer can start no other."""
+        timer = f"{name}.timer"
         settings = [
-            ("Description", ("s", f"Nomarr start of {unit}")),
-            ("Unit", ("s", unit)),
+            ("Description", ("s", f"Nomarr start of {name}.service")),
             ("TimersMonotonic", ("a(st)", [("OnStartupSec", self._since_start_us(due_ms))])),
             ("AccuracyUSec", ("t", 100_000)),
             ("RemainAfterElapse", ("b", False)),

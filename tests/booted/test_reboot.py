@@ -116,3 +116,37 @@ def test_workers_that_a_shutdown_ends_badly_are_not_counted(machine: Machine) ->
         account = machine.account(name)
         assert account.restart_count == 0
         assert {record.action for record in account.records} <= {"ignore"}
+
+
+def test_a_pause_with_an_end_ends_after_a_reboot(machine: Machine) -> None:
+    configure(machine, "nap", "steady 0", "backoff_base_s = 0.05")
+    machine.wait_until_running("nap-0")
+    machine.run("nomarrctl", "pause", "nap", "--for", "1h", "--reason", "a new disk")
+    machine.reboot()
+    assert machine.get("nap-0", "ActiveState") == "inactive"
+    shown = machine.status("nap-0")
+    assert (shown["state"], shown["trouble"]) == ("paused", None)
+    # The timer that ends it is made again at boot; with an hour it is still to come.
+    machine.wait_for(
+        lambda: machine.get("nomarr-pause-end.timer", "ActiveState") == "active", "its timer"
+    )
+    machine.run("nomarrctl", "pause", "nap", "--for", "15s")
+    machine.reboot()
+    machine.wait_until_running("nap-0")
+    acts = [each.action for each in machine.account("nap-0").records]
+    assert acts == ["pause", "pause", "resume"]
+
+
+def test_a_slow_loader_does_not_hold_up_the_boot(machine: Machine) -> None:
+    """The boot waited for READY=1 of every worker."""
+    program = f"{WORKERS}/loader"
+    machine.path(program).write_text(f"#!/bin/sh\nsleep 8\nexec {WORKERS}/steady 0\n")
+    machine.path(program).chmod(0o755)
+    configure(machine, "slow", "loader", "backoff_base_s = 0.05")
+    machine.reboot()
+    machine.wait_until_running("slow-0")
+    began = {
+        name: int(machine.get(name, "ActiveEnterTimestampMonotonic"))
+        for name in ("nomarr-workers.target", "multi-user.target", "slow-0")
+    }
+    assert 0 < began["nomarr-workers.target"] <= began["multi-user.target"] < began["slow-0"]

@@ -182,3 +182,15 @@ def test_a_stop_of_what_waits_for_its_need_ends_the_tries(lab: Lab) -> None:
     [record] = records_of(lab)
     assert record.effect == "done"
     assert lab.get("nomarr-restart@tag-0.timer", "SubState") in ("", "dead")
+
+
+def test_a_slow_loader_does_not_hold_up_the_target(lab: Lab) -> None:
+    """Nor the boot, which waits for the target."""
+    install(lab, program="#!/bin/sh\nexec sleep 1000\n")
+    links = Path(lab.units, "nomarr-workers.target.wants")
+    links.mkdir(exist_ok=True)
+    (links / "nomarr-worker@tag-0.service").symlink_to("../nomarr-worker@.service")
+    lab.reload()
+    lab.systemctl("start", "nomarr-workers.target")
+    assert lab.get("nomarr-workers.target", "ActiveState") == "active"
+    assert lab.get("tag-0", "ActiveState") == "activating"

@@ -91,6 +91,7 @@ def test_one_row_for_each_worker(site: Installation) -> None:
         "instance": "tag-1",
         "unit": "nomarr-worker@tag-1.service",
         "state": "healthy",
+        "trouble": None,
         "load": "loaded",
         "active": "active",
         "sub": "running",

@@ -4,6 +4,7 @@ and a person's stop in every state of a worker."""
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sqlite3
 from pathlib import Path
@@ -248,3 +249,55 @@ def test_the_reconciler_comes_back_while_something_is_owed(lab: Lab) -> None:
     Path(lab.paths.state, "ledger.db").rmdir()
     lab.wait_for(lambda: len(records_of(lab)) == 1, what="it is booked")
     lab.wait_until("nomarr-reconcile-soon.timer", "inactive", timeout_s=60)
+
+
+def test_a_lock_that_cannot_be_had_stops_nobody(lab: Lab) -> None:
+    """The controller died of it a few times a second, and no worker was restarted."""
+    install(lab)
+    lab.start("tag-0")
+    Path(lab.paths.lock).unlink(missing_ok=True)
+    Path(lab.paths.lock).mkdir()
+    wait_for_run(lab, kill(lab))
+    assert "there is no lock: going on without" in lab.journal("-o", "cat")
+
+
+def test_a_ledger_that_is_lost_starts_nobody_who_was_stopped(lab: Lab) -> None:
+    install(lab, SLOW)
+    lab.start("tag-0", "tag-1")
+    stopped = kill(lab)
+    waiting = kill(lab, "tag-1", signal.SIGUSR1)
+    wait_for_record(lab, stopped, "scheduled")
+    wait_for_record(lab, waiting, "scheduled", "tag-1")
+    lab.stop("tag-0")
+    lab.systemctl("stop", "nomarr-controller.service")
+    for name in Path(lab.paths.state).glob("ledger.db*"):
+        name.unlink()
+    for name in Path(lab.paths.public).iterdir():
+        name.unlink()
+    lab.systemctl("start", "nomarr-reconcile.service")
+    # The other one is found by its failed unit, and gets its restart anew.
+    wait_for_record(lab, waiting, "scheduled", "tag-1")
+    assert lab.get("tag-0", "ActiveState") == "failed"
+    assert lab.get("nomarr-restart@tag-0.timer", "ActiveState") == "inactive"
+    assert [each.effect for each in records_of(lab)] in ([], ["done"])
+
+
+def test_a_start_by_hand_before_a_late_hook_loses_no_failure(lab: Lab) -> None:
+    """What systemd tells a hook is of the run that is there when the hook runs."""
+    install(lab)
+    gate = f"{lab.directory}/gate"
+    os.mkfifo(gate)
+    late = f"[Service]\nExecStartPre=/bin/sh -c 'read x < {gate}'\n"
+    lab.write_unit("nomarr-onfailure@.service.d/50-late.conf", late)
+    lab.reload()
+    lab.start("tag-0")
+    died = kill(lab)
+    lab.wait_until("nomarr-onfailure@tag-0.service", "activating")
+    lab.systemctl("start", "--no-block", "nomarr-worker@tag-0.service")
+    assert lab.get("tag-0", "InvocationID") == died, "the start waits for the hook"
+    with open(gate, "w", encoding="ascii") as file:
+        file.write("go\n")
+    wait_for_run(lab, died)
+    record = lab.wait_for(lambda: account_of(lab).find(died), what="it is on record")
+    assert record is not None
+    assert (record.kind, record.code) == ("signal", -9)
