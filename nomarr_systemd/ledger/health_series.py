@@ -7,11 +7,14 @@ was filled, so whatever a kill left half done is done again without counting any
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from typing import Any, Final, NamedTuple
 
 from nomarr_systemd.core.errors import KeyExists, StaleRevision
+from nomarr_systemd.core.ledger_record import Record
+from nomarr_systemd.core.text import one_line
+from nomarr_systemd.ledger.documents import MAX_ROW, is_row
 from nomarr_systemd.ledger.health_history import COLLECTION
 from nomarr_systemd.store.protocol import Doc, Store
 
@@ -32,6 +35,7 @@ _MINUTE_MS: Final = 60_000
 _HOUR_MS: Final = 60 * _MINUTE_MS
 _DAY_MS: Final = 24 * _HOUR_MS
 _PAGE: Final = 5000
+_LARGEST: Final = 1 << 50
 
 
 class Layer(NamedTuple):
@@ -142,6 +146,33 @@ def _choose_layers(now_ms: int, folded_ms: int, step_ms: int) -> list[tuple[Laye
     ]
 
 
+def parse_answer(answer: Mapping[str, Any], component_id: str) -> tuple[list[Bucket], list[Record]]:
+    """A worker's health and records in an answer of the supervisor, which is not trusted: what has
+    another shape is left out, and texts are clean."""
+    workers = answer.get("workers")
+    mine = workers.get(component_id) if isinstance(workers, dict) else None
+    rows, texts = (
+        found if isinstance(mine, dict) and isinstance(found := mine.get(name), list) else []
+        for name in ("health", "records")
+    )
+    buckets = [Bucket(*row) for row in rows[: MAX_POINTS + 1] if _is_bucket(row)]
+    lines = (one_line(text, MAX_ROW) for text in texts if isinstance(text, str))
+    records = [Record.read(line) for line in lines if is_row(line)]
+    return buckets, records
+
+
+def _is_bucket(row: object) -> bool:
+    if not isinstance(row, list) or len(row) != 5 or not isinstance(row[1], dict):
+        return False
+    numbers = (row[0], *row[2:], *row[1].values())
+    return (
+        bool(row[1])
+        and row[1].keys() <= set(LETTERS.values())
+        and all(type(each) is int and 0 <= each <= _LARGEST for each in numbers)
+        and sum(row[1].values()) > 0
+    )
+
+
 def choose_step(since_ms: int, until_ms: int, points: int) -> int:
     """The length of a bucket: the span over ``points``, and never less than the fine step."""
     return max(FINE.step_ms, -(-(until_ms - since_ms) // max(1, min(points, MAX_POINTS))))
@@ -232,7 +263,9 @@ def _fold(store: Store, component_id: str, host: str, done: int, chunk: int) -> 
             (number * FINE.chunk_ms - layer.keep_ms - layer.chunk_ms) // layer.chunk_ms
             for number in (done, chunk)
         ]
-        for number in range(gone[0], gone[1] + 1):
+        # There is none after the last fold; before it workers may have written any number.
+        last = min(gone[1], done * FINE.chunk_ms // layer.chunk_ms)
+        for number in range(gone[0], last + 1):
             store.delete(SERIES, layer.key(component_id, number, host))
 
 

@@ -6,11 +6,12 @@ Events go to the broker. How long jobs took is noted on the way, for the metrics
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
+from nomarr_systemd.core.json import get_objects
 from nomarr_systemd.live.client import NoSupervisor, Subscription
 from nomarr_systemd.live.protocol import JOBS, QUEUES, SYSTEM, make_event
 from nomarr_systemd.web.broker import Broker
@@ -42,8 +43,12 @@ class Upstream:
         retry_s = _FIRST_RETRY_S
         while True:
             began = time.monotonic()
-            with contextlib.suppress(NoSupervisor, OSError):
+            try:
                 await self._follow()
+            except (NoSupervisor, OSError):
+                pass
+            except Exception:  # the outermost loop: events have no shape that is certain
+                logging.exception("an event of the supervisor was not understood; asking again")
             if self.is_connected:
                 self._set_connected(LOST)
             retry_s = _FIRST_RETRY_S if time.monotonic() - began > _LAST_RETRY_S else retry_s
@@ -59,6 +64,7 @@ class Upstream:
         loop.add_reader(subscription.fileno(), readable.set)
         try:
             self._broker.forget_states()
+            self._running.clear()
             while True:
                 await readable.wait()
                 readable.clear()
@@ -81,9 +87,9 @@ class Upstream:
     def _take(self, event: Mapping[str, Any]) -> None:
         if event.get("type") == "lost":
             self.lost += event["count"] if isinstance(event.get("count"), int) else 1
-        for job in (event.get("job"), *(event.get("jobs") or ())):
-            if isinstance(job, dict):
-                self._time_job(job)
+        job = event.get("job")
+        for each in ([job] if isinstance(job, dict) else []) + get_objects(event, "jobs"):
+            self._time_job(each)
         self._broker.publish(event)
 
     def _time_job(self, job: Mapping[str, Any]) -> None:
