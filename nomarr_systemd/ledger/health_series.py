@@ -263,8 +263,9 @@ def _fold(store: Store, component_id: str, host: str, done: int, chunk: int) -> 
             (number * FINE.chunk_ms - layer.keep_ms - layer.chunk_ms) // layer.chunk_ms
             for number in (done, chunk)
         ]
-        # There is none after the last fold; before it workers may have written any number.
-        last = min(gone[1], done * FINE.chunk_ms // layer.chunk_ms)
+        # Not all numbers between: a worker may write any into the index. Samples that waited when
+        # the supervisor ended are in the document of the last fold, or in the next.
+        last = min(gone[1], done * FINE.chunk_ms // layer.chunk_ms + 1)
         for number in range(gone[0], last + 1):
             store.delete(SERIES, layer.key(component_id, number, host))
 

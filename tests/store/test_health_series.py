@@ -71,6 +71,27 @@ def test_a_kill_between_writing_and_pruning_counts_nothing_twice(store: SqliteSt
     assert count(read) == len(samples)
 
 
+def test_a_long_absence_leaves_nothing_behind(store: SqliteStore) -> None:
+    fill(store, 1)
+    append(store, [sample(at) for at in range(NOW_MS, NOW_MS + 4 * HOUR_MS, 300_000)])
+    later_ms = NOW_MS + 200 * DAY_MS
+    append(store, [sample(later_ms)])
+    health_series.condense(store, later_ms + HOUR_MS)
+    health_series.condense(store, later_ms + DAY_MS)
+    keys = [doc["_key"] for doc in store.find("stats")]
+    chunks = [int(key.rpartition(":")[2]) for key in keys if ":30s:" in key]
+    assert chunks == [later_ms // health_series.FINE.chunk_ms]
+
+
+@pytest.mark.parametrize("chunk", [-(10**12), 10**12])
+def test_an_index_of_a_workers_own_spins_nobody(store: SqliteStore, chunk: int) -> None:
+    """Workers may write the work store; it took a delete for each number between."""
+    workers = {NAME: {"chunk": chunk, "run": ""}}
+    store.insert("stats", {"_key": "health:index", "workers": workers})
+    append(store, [sample(NOW_MS)])
+    assert health_series.condense(store, NOW_MS + HOUR_MS) == 1
+
+
 def test_what_is_not_condensed_yet_is_read_as_well(store: SqliteStore) -> None:
     append(store, [sample(at) for at in range(NOW_MS, NOW_MS + 600_000, 30_000)])
     health_series.condense(store, NOW_MS + 600_000)
