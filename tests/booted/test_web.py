@@ -29,6 +29,15 @@ except urllib.error.HTTPError as error:
 """
 
 
+MAPPED = """\
+import socket
+
+with socket.create_connection(("::ffff:127.0.0.1", 8765)) as link:
+    link.sendall(b"GET /api/workers HTTP/1.1\\r\\nHost: 127.0.0.1\\r\\n\\r\\n")
+    print(link.makefile().readline())
+"""
+
+
 def ask(machine: Machine, path: str, *token: str, user: str = "root") -> str:
     program = ("/usr/bin/python3", "/opt/ask.py", path, *token)
     return machine.run("setpriv", f"--reuid={user}", "--clear-groups", *program).stdout
@@ -62,8 +71,18 @@ def test_it_runs_as_a_user_of_its_own_and_shows_the_workers(page: Machine) -> No
 
 
 def test_other_users_of_the_machine_see_nothing(page: Machine) -> None:
-    assert ask(page, "/api/workers", user="nobody").startswith("403 ")
+    for user in ("nobody", "nomarr", "nomarr-supervisor"):  # workers see nothing of each other
+        assert ask(page, "/api/workers", user=user).startswith("403 "), user
+    page.run("useradd", "--system", "--groups=nomarr-view", "anna")
+    assert ask(page, "/api/workers", user="anna").startswith("200 ")
     assert ask(page, "/healthz", user="nobody").startswith("200 ")
+    # The same address, by a socket of IPv6.
+    for user, status in (("root", "200 "), ("nobody", "403 ")):
+        found = page.run(
+            *("setpriv", f"--reuid={user}", "--clear-groups"),
+            *("/usr/bin/python3", "-c", MAPPED),
+        )
+        assert found.stdout.split(" ", 1)[1].startswith(status), user
 
 
 def test_a_token_is_taken_from_the_credential(page: Machine) -> None:

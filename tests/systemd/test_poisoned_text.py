@@ -182,7 +182,12 @@ def test_nothing_is_left_out() -> None:
     assert questions - protocol.ROOT_ONLY == make_answers().keys() - {"*"}
     verbs = {verb[0] for verb in (*SHOWING, *DOING)}
     # For a shell, a private systemd, workers; copies documents as they are.
-    assert set(nomarrctl.list_commands(Context(nomarrctl))) - verbs == {"completion", "demo", "job", "store"}
+    assert set(nomarrctl.list_commands(Context(nomarrctl))) - verbs == {
+        "completion",
+        "demo",
+        "job",
+        "store",
+    }
 
 
 def test_nothing_that_others_wrote_is_obeyed(site: Installation) -> None:
