@@ -16,7 +16,7 @@ from nomarr_systemd.core.ledger_record import Record
 from nomarr_systemd.core.text import one_line
 from nomarr_systemd.ledger.documents import MAX_ROW, is_row
 from nomarr_systemd.ledger.health_history import COLLECTION
-from nomarr_systemd.store.protocol import Doc, Store
+from nomarr_systemd.store.protocol import Doc, Equal, Store
 
 SERIES: Final = "stats"
 LETTERS: Final = {
@@ -76,9 +76,7 @@ def condense(store: Store, now_ms: int, host: str = "") -> int:
     until_ms = now_ms - now_ms % MIDDLE.step_ms
     index = _read_index(store, host)
     samples = _read_samples(store, until_ms, host)
-    by_worker: dict[str, list[Doc]] = {}
-    for sample in samples:
-        by_worker.setdefault(sample["component_id"], []).append(sample)
+    by_worker = _group_samples(samples)
     chunk = until_ms // FINE.chunk_ms
     workers: dict[str, Any] = index.setdefault("workers", {})
     with store.batch():
@@ -100,35 +98,45 @@ def condense(store: Store, now_ms: int, host: str = "") -> int:
     return len(samples)
 
 
-def read(
-    store: Store,
-    component_id: str,
-    since_ms: int,
-    until_ms: int,
-    *,
-    now_ms: int,
-    points: int,
-    host: str = "",
-) -> list[Bucket]:
-    """Buckets of equal length between two moments, oldest first; those without a sample are left
-    out. Each part of the time is read from the finest layer that still has it."""
-    until_ms = min(until_ms, now_ms)
-    since_ms = max(0, min(since_ms, until_ms - 1))
-    step_ms = choose_step(since_ms, until_ms, points)
-    found: list[Bucket] = []
-    entry = _read_index(store, host).get("workers", {}).get(component_id)
-    folded_ms = entry["chunk"] * FINE.chunk_ms if entry else 0  # without one nothing is condensed
-    layers = _choose_layers(now_ms, folded_ms, step_ms) if entry else []
-    for layer, from_ms, to_ms in layers:
-        first, last = max(from_ms, since_ms - layer.step_ms + 1), min(to_ms, until_ms)
-        if first < last:
-            found += _read_layer(store, layer, component_id, host, first, last)
-    if until_ms > now_ms - 2 * MIDDLE.step_ms:
-        filled_ms = max(found[-1].start_ms + FINE.step_ms if found else 0, since_ms)
-        recent = _read_samples(store, until_ms, host)
-        mine = (each for each in recent if each["component_id"] == component_id)
-        found += make_buckets((each for each in mine if each["wall_ms"] >= filled_ms), "")
-    return [_merge(start, group) for start, group in _group(found, step_ms)]
+class SeriesReader:
+    """Reads the series of one worker after the other, at one moment. The index, and with ``many``
+    the samples that are not condensed yet, are read once for all of them."""
+
+    def __init__(self, store: Store, now_ms: int, host: str = "", *, many: bool = False) -> None:
+        self._store = store
+        self._now_ms = now_ms
+        self._host = host
+        self._index: dict[str, Any] = _read_index(store, host).get("workers", {})
+        self._samples = _group_samples(_read_samples(store, now_ms, host)) if many else None
+
+    def read(self, component_id: str, since_ms: int, until_ms: int, points: int) -> list[Bucket]:
+        """Buckets of equal length between two moments, oldest first; those without a sample are
+        left out. Each part of the time is read from the finest layer that still has it."""
+        now_ms = self._now_ms
+        until_ms = min(until_ms, now_ms)
+        since_ms = max(0, min(since_ms, until_ms - 1))
+        step_ms = choose_step(since_ms, until_ms, points)
+        found: list[Bucket] = []
+        entry = self._index.get(component_id)
+        folded_ms = entry["chunk"] * FINE.chunk_ms if entry else 0  # without one: not condensed
+        layers = _choose_layers(now_ms, folded_ms, step_ms) if entry else []
+        for layer, from_ms, to_ms in layers:
+            first, last = max(from_ms, since_ms - layer.step_ms + 1), min(to_ms, until_ms)
+            if first < last:
+                found += _read_layer(self._store, layer, component_id, self._host, first, last)
+        if until_ms > now_ms - 2 * MIDDLE.step_ms:
+            filled_ms = max(found[-1].start_ms + FINE.step_ms if found else 0, since_ms)
+            mine = self._find_samples(component_id)
+            found += make_buckets(
+                (each for each in mine if filled_ms <= each["wall_ms"] < until_ms), ""
+            )
+        return [_merge(start, group) for start, group in _group(found, step_ms)]
+
+    def _find_samples(self, component_id: str) -> list[Doc]:
+        if self._samples is not None:
+            return self._samples.get(component_id, [])
+        where = {"component_id": component_id}
+        return _read_samples(self._store, self._now_ms, self._host, where)
 
 
 def _choose_layers(now_ms: int, folded_ms: int, step_ms: int) -> list[tuple[Layer, int, int]]:
@@ -231,11 +239,18 @@ def _read_layer(
                 yield Bucket(start_ms, *rest)
 
 
-def _read_samples(store: Store, until_ms: int, host: str) -> list[Doc]:
+def _group_samples(samples: Iterable[Doc]) -> dict[str, list[Doc]]:
+    found: dict[str, list[Doc]] = {}
+    for sample in samples:
+        found.setdefault(sample["component_id"], []).append(sample)
+    return found
+
+
+def _read_samples(store: Store, until_ms: int, host: str, where: Equal | None = None) -> list[Doc]:
     """The samples of a host before a moment, oldest first; keys sort in the order of writing."""
     found: list[Doc] = []
     after = ""
-    while page := store.find(COLLECTION, after=after, limit=_PAGE):
+    while page := store.find(COLLECTION, where, after=after, limit=_PAGE):
         found += page
         after = page[-1]["_key"]
     found = [each for each in found if _is_sample(each, until_ms, host)]

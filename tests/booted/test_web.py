@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -64,6 +65,10 @@ def test_it_runs_as_a_user_of_its_own_and_shows_the_workers(page: Machine) -> No
     uid = page.run("id", "--user", "nomarr-web").stdout.strip()
     assert fields["Uid"].split()[0] == uid != "0"
     assert int(fields["CapEff"], 16) == int(fields["CapBnd"], 16) == 0
+    said = page.run("systemd-analyze", "security", "--no-pager", UNIT).stdout
+    overall = re.search(r"Overall exposure level for .*: ([0-9.]+) ", said)
+    assert overall
+    assert float(overall[1]) <= 2.0, said
     assert ask(page, "/healthz").startswith("200 ")
     assert '"instance":"tag-0"' in ask(page, "/api/workers")
     assert "nomarr_worker_healthy" in ask(page, "/metrics")

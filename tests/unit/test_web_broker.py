@@ -19,6 +19,7 @@ from nomarr_systemd.web.broker import Broker, encode
 from nomarr_systemd.web.guard import Guard, find_peer_uid, is_loopback, split_host
 from nomarr_systemd.web.main import make_guard
 from nomarr_systemd.web.site import Site
+from nomarr_systemd.web.upstream import JobSeen, Upstream
 
 HOSTS = frozenset(("localhost", "127.0.0.1"))
 
@@ -139,6 +140,28 @@ def test_jobs_in_hand_are_kept_up_to_date() -> None:
     broker.publish({"topic": "queue:jobs", "type": "job_update", "job": ended})
     _, first = broker.add_reader(["queue:jobs"], "")
     assert [job["id"] for job in read(first)[0]["jobs"]] == ["b"]
+
+
+def test_a_job_is_timed_from_the_first_frame_that_names_it() -> None:
+    upstream = Upstream("/nowhere", Broker())
+
+    def see(kind: str, job: object, run: str) -> JobSeen | None:
+        worker = {"component": "worker:tag:0", "current_job": job, "invocation": run}
+        upstream._take({"topic": "worker:tag:0:status", "type": kind, "worker": worker})
+        return upstream.find_job("worker:tag:0", str(job))
+
+    first = see("snapshot", "a.flac", "r1")
+    assert first
+    assert not first.is_start  # it was in hand before
+    assert see("snapshot", "a.flac", "r1") is first  # the supervisor was away
+    begun = see("worker_update", 7, "r1")
+    assert begun
+    assert begun.is_start
+    assert see("worker:crash", 7, "r1") is begun
+    again = see("worker_update", 7, "r2")
+    assert again is not begun
+    assert upstream.find_job("worker:tag:0", "a.flac") is None
+    assert see("worker_update", None, "r2") is None
 
 
 def test_an_event_cannot_become_two() -> None:

@@ -71,7 +71,7 @@ export class WorkerView {
       h("div", { class: "title" }, h("h1", {}, worker.instance), pill(worker.state),
         worker.restartAt && h("span", { class: "count", "data-until": worker.restartAt }, countdown(worker.restartAt))),
       worker.job && h("p", { class: "job" }, "job ", h("span", { class: "path" }, plain(worker.job)),
-        " ", jobAge(worker), jobStart(worker).seen && h("span", { class: "soft" }, " since this page saw it")),
+        " ", jobAge(worker)),
       budget(worker),
       h("dl", {}, facts.filter(([, value]) => value !== null && value !== undefined && value !== "")
         .map(([name, value]) => [h("dt", {}, name), h("dd", {}, plain(value))])),
