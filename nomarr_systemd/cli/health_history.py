@@ -49,9 +49,7 @@ def show(paths: Paths, worker: Component, since_ms: int | None, *, as_json: bool
             hint="see systemctl status nomarr-supervisor.service; nomarrctl history"
             " without --health works without it",
         )
-    mine = answer["workers"][worker.component_id]
-    buckets = [Bucket(*row) for row in mine["health"]]
-    records = [Record.read(row) for row in mine["records"]]
+    buckets, records = health_series.parse_answer(answer, worker.component_id)
     if as_json:
         echo_json(_to_json(worker, since_ms, now_ms, points, buckets))
     else:

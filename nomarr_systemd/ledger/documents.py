@@ -21,7 +21,7 @@ _COUNTS: Final = ("restart_count", "attempts", "total_restarts", "recoveries", "
 _MOMENTS: Final = ("last_restart_wall_ms", "failed_at_wall_ms", "updated_at_wall_ms")
 _LARGEST: Final = 10**15  # milliseconds: beyond any clock
 _MAX_WORD: Final = 300
-_MAX_ROW: Final = 5 * MAX_TEXT
+MAX_ROW: Final = 5 * MAX_TEXT
 
 
 def read_account(doc: Mapping[str, Any], component_id: str | None = None) -> Account:
@@ -37,13 +37,13 @@ def read_account(doc: Mapping[str, Any], component_id: str | None = None) -> Acc
     for each in _MOMENTS:
         if doc.get(each) is not None:
             _check_number(get_int(doc, each))
-    if doc.get("failure_reason") is not None and len(get_str(doc, "failure_reason")) > _MAX_ROW:
+    if doc.get("failure_reason") is not None and len(get_str(doc, "failure_reason")) > MAX_ROW:
         raise JsonError("attribute 'failure_reason' is too long")
     if doc.get("last_due") is not None:
         _check_moment(get_list(doc, "last_due"))
     _check_window(get_dict(doc, "window", {}))
     rows = get_list(doc, "records", [])
-    if len(rows) > RING or not all(map(_is_row, rows)):
+    if len(rows) > RING or not all(map(is_row, rows)):
         raise JsonError("attribute 'records' has items that are not records")
     return book_keeping.from_doc(doc)
 
@@ -93,8 +93,9 @@ def _check_moment(moment: list[Any]) -> None:
     _check_word(moment[1])
 
 
-def _is_row(row: object) -> bool:
-    if not isinstance(row, str) or len(row) > _MAX_ROW:
+def is_row(row: object) -> bool:
+    """True if a row of a document is a record that can be read."""
+    if not isinstance(row, str) or len(row) > MAX_ROW:
         return False
     return _make_row().fullmatch(row) is not None
 

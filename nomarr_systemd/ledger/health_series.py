@@ -7,11 +7,14 @@ was filled, so whatever a kill left half done is done again without counting any
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from typing import Any, Final, NamedTuple
 
 from nomarr_systemd.core.errors import KeyExists, StaleRevision
+from nomarr_systemd.core.ledger_record import Record
+from nomarr_systemd.core.text import one_line
+from nomarr_systemd.ledger.documents import MAX_ROW, is_row
 from nomarr_systemd.ledger.health_history import COLLECTION
 from nomarr_systemd.store.protocol import Doc, Store, hosted
 
@@ -32,6 +35,7 @@ _MINUTE_MS: Final = 60_000
 _HOUR_MS: Final = 60 * _MINUTE_MS
 _DAY_MS: Final = 24 * _HOUR_MS
 _PAGE: Final = 5000
+_LARGEST: Final = 1 << 50
 
 
 class Layer(NamedTuple):
@@ -72,9 +76,7 @@ def condense(store: Store, now_ms: int, host: str = "") -> int:
     until_ms = now_ms - now_ms % MIDDLE.step_ms
     index = _read_index(store, host)
     samples = _read_samples(store, until_ms, host)
-    by_worker: dict[str, list[Doc]] = {}
-    for sample in samples:
-        by_worker.setdefault(sample["component_id"], []).append(sample)
+    by_worker = _group_samples(samples)
     chunk = until_ms // FINE.chunk_ms
     workers: dict[str, Any] = index.setdefault("workers", {})
     with store.batch():
@@ -98,35 +100,44 @@ def condense(store: Store, now_ms: int, host: str = "") -> int:
     return len(samples)
 
 
-def read(
-    store: Store,
-    component_id: str,
-    since_ms: int,
-    until_ms: int,
-    *,
-    now_ms: int,
-    points: int,
-    host: str = "",
-) -> list[Bucket]:
-    """Buckets of equal length between two moments, oldest first; those without a sample are left
-    out. Each part of the time is read from the finest layer that still has it."""
-    until_ms = min(until_ms, now_ms)
-    since_ms = max(0, min(since_ms, until_ms - 1))
-    step_ms = choose_step(since_ms, until_ms, points)
-    found: list[Bucket] = []
-    entry = _read_index(store, host).get("workers", {}).get(component_id)
-    folded_ms = entry["chunk"] * FINE.chunk_ms if entry else 0  # without one nothing is condensed
-    layers = _choose_layers(now_ms, folded_ms, step_ms) if entry else []
-    for layer, from_ms, to_ms in layers:
-        first, last = max(from_ms, since_ms - layer.step_ms + 1), min(to_ms, until_ms)
-        if first < last:
-            found += _read_layer(store, layer, component_id, host, first, last)
-    if until_ms > now_ms - 2 * MIDDLE.step_ms:
-        filled_ms = max(found[-1].start_ms + FINE.step_ms if found else 0, since_ms)
-        recent = _read_samples(store, until_ms, host)
-        mine = (each for each in recent if each["component_id"] == component_id)
-        found += make_buckets((each for each in mine if each["wall_ms"] >= filled_ms), "")
-    return [_merge(start, group) for start, group in _group(found, step_ms)]
+class SeriesReader:
+    """Reads the series of one worker after the other, at one moment. The index, and with ``many``
+    the samples that are not condensed yet, are read once for all of them."""
+
+    def __init__(self, store: Store, now_ms: int, host: str = "", *, many: bool = False) -> None:
+        self._store = store
+        self._now_ms = now_ms
+        self._host = host
+        self._index: dict[str, Any] = _read_index(store, host).get("workers", {})
+        self._samples = _group_samples(_read_samples(store, now_ms, host)) if many else None
+
+    def read(self, component_id: str, since_ms: int, until_ms: int, points: int) -> list[Bucket]:
+        """Buckets of equal length between two moments, oldest first; those without a sample are
+        left out. Each part of the time is read from the finest layer that still has it."""
+        now_ms = self._now_ms
+        until_ms = min(until_ms, now_ms)
+        since_ms = max(0, min(since_ms, until_ms - 1))
+        step_ms = choose_step(since_ms, until_ms, points)
+        found: list[Bucket] = []
+        entry = self._index.get(component_id)
+        folded_ms = entry["chunk"] * FINE.chunk_ms if entry else 0  # without one: not condensed
+        layers = _choose_layers(now_ms, folded_ms, step_ms) if entry else []
+        for layer, from_ms, to_ms in layers:
+            first, last = max(from_ms, since_ms - layer.step_ms + 1), min(to_ms, until_ms)
+            if first < last:
+                found += _read_layer(self._store, layer, component_id, self._host, first, last)
+        if until_ms > now_ms - 2 * MIDDLE.step_ms:
+            filled_ms = max(found[-1].start_ms + FINE.step_ms if found else 0, since_ms)
+            mine = self._find_samples(component_id)
+            found += make_buckets(
+                (each for each in mine if filled_ms <= each["wall_ms"] < until_ms), ""
+            )
+        return [_merge(start, group) for start, group in _group(found, step_ms)]
+
+    def _find_samples(self, component_id: str) -> list[Doc]:
+        if self._samples is not None:
+            return self._samples.get(component_id, [])
+        return _read_samples(self._store, self._now_ms, self._host, component_id)
 
 
 def _choose_layers(now_ms: int, folded_ms: int, step_ms: int) -> list[tuple[Layer, int, int]]:
@@ -142,6 +153,33 @@ def _choose_layers(now_ms: int, folded_ms: int, step_ms: int) -> list[tuple[Laye
         (enough, fine_ms, folded_ms),
         (FINE, folded_ms, min(now_ms, folded_ms + FINE.keep_ms)),
     ]
+
+
+def parse_answer(answer: Mapping[str, Any], component_id: str) -> tuple[list[Bucket], list[Record]]:
+    """A worker's health and records in an answer of the supervisor, which is not trusted: what has
+    another shape is left out, and texts are clean."""
+    workers = answer.get("workers")
+    mine = workers.get(component_id) if isinstance(workers, dict) else None
+    rows, texts = (
+        found if isinstance(mine, dict) and isinstance(found := mine.get(name), list) else []
+        for name in ("health", "records")
+    )
+    buckets = [Bucket(*row) for row in rows[: MAX_POINTS + 1] if _is_bucket(row)]
+    lines = (one_line(text, MAX_ROW) for text in texts if isinstance(text, str))
+    records = [Record.read(line) for line in lines if is_row(line)]
+    return buckets, records
+
+
+def _is_bucket(row: object) -> bool:
+    if not isinstance(row, list) or len(row) != 5 or not isinstance(row[1], dict):
+        return False
+    numbers = (row[0], *row[2:], *row[1].values())
+    return (
+        bool(row[1])
+        and row[1].keys() <= set(LETTERS.values())
+        and all(type(each) is int and 0 <= each <= _LARGEST for each in numbers)
+        and sum(row[1].values()) > 0
+    )
 
 
 def choose_step(since_ms: int, until_ms: int, points: int) -> int:
@@ -202,11 +240,26 @@ def _read_layer(
                 yield Bucket(start_ms, *rest)
 
 
-def _read_samples(store: Store, until_ms: int, host: str) -> list[Doc]:
-    """The samples of a host before a moment, oldest first; keys sort in the order of writing."""
+def _group_samples(samples: Iterable[Doc]) -> dict[str, list[Doc]]:
+    found: dict[str, list[Doc]] = {}
+    for sample in samples:
+        found.setdefault(sample["component_id"], []).append(sample)
+    return found
+
+
+def _read_samples(store: Store, until_ms: int, host: str, component_id: str = "") -> list[Doc]:
+    """The samples of a host, or of one worker of it, before a moment, oldest first; keys sort in
+    the order of writing."""
     found: list[Doc] = []
     after = ""
-    while page := store.find(COLLECTION, {"host": host or None}, after=after, limit=_PAGE):
+    while True:
+        if component_id:
+            where = {"component_id": component_id}
+            page = store.find(COLLECTION, where, after=after, limit=_PAGE)
+        else:
+            page = store.find(COLLECTION, {"host": host or None}, after=after, limit=_PAGE)
+        if not page:
+            break
         found += page
         after = page[-1]["_key"]
     found = [each for each in found if _is_sample(each, until_ms, host)]
@@ -234,7 +287,10 @@ def _fold(store: Store, component_id: str, host: str, done: int, chunk: int) -> 
             (number * FINE.chunk_ms - layer.keep_ms - layer.chunk_ms) // layer.chunk_ms
             for number in (done, chunk)
         ]
-        for number in range(gone[0], gone[1] + 1):
+        # Not all numbers between: a worker may write any into the index. Samples that waited when
+        # the supervisor ended are in the document of the last fold, or in the next.
+        last = min(gone[1], done * FINE.chunk_ms // layer.chunk_ms + 1)
+        for number in range(gone[0], last + 1):
             store.delete(SERIES, layer.key(component_id, number, host))
 
 

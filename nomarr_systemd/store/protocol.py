@@ -42,7 +42,7 @@ DOMAINS: Mapping[Domain, tuple[Collection, ...]] = {
         Collection("job_crashes", (("wall_ms",), ("host", "wall_ms"))),
     ),
     "work": (
-        Collection("health_history", (("wall_ms",), ("host",))),
+        Collection("health_history", (("wall_ms",), ("host",), ("component_id",))),
         Collection("worker_claims", (("invocation",), ("host",), ("pool",))),
         Collection("jobs", (("pool", "status"), ("pool", "invocation"))),
         Collection("stats"),

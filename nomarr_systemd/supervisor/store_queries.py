@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from nomarr_systemd.config.values import StoreSettings
 from nomarr_systemd.core.errors import BadName, NomarrError
-from nomarr_systemd.core.ids import Component, check_pool, parse_component
+from nomarr_systemd.core.ids import check_pool, parse_component
 from nomarr_systemd.core.job import STATUSES
 from nomarr_systemd.fleet import view
 from nomarr_systemd.host.machine import host_of
@@ -120,8 +120,10 @@ def read_history(request: Mapping[str, Any]) -> Query:
         now_ms = time.time_ns() // 1_000_000
         span = (since_ms, min(until_ms, now_ms + 1))
         found: dict[str, dict[str, Any]] = {}
+        series = health_series.SeriesReader(store, now_ms + 1, host, many=len(components) > 1)
         for each in components:
-            found[each.component_id] = {"health": _read_health(store, host, each, span, points)}
+            health = [list(bucket) for bucket in series.read(each.component_id, *span, points)]
+            found[each.component_id] = {"health": health}
             if with_records:
                 records = read_archive(store, each, *span, host)[-MAX_RECORDS:]
                 found[each.component_id]["records"] = [record.write() for record in records]
@@ -189,15 +191,6 @@ def _find_job(pool: str, job: str) -> Query:
 
 def _show_job(doc: Mapping[str, Any]) -> dict[str, Any]:
     return {"id": doc["_key"], **{name: doc[name] for name in doc if name[0] != "_"}}
-
-
-def _read_health(
-    store: Store, host: str, component: Component, span: tuple[int, int], points: int
-) -> list[list[Any]]:
-    buckets = health_series.read(
-        store, component.component_id, *span, now_ms=span[1], points=points, host=host
-    )
-    return [list(bucket) for bucket in buckets]
 
 
 def _number(request: Mapping[str, Any], name: str, default: int, most: int) -> int:

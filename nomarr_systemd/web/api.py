@@ -34,11 +34,23 @@ async def find_configured(site: Site, name: str) -> tuple[Config, Component]:
 
 
 async def list_workers(site: Site, _query: Query, _name: str) -> object:
-    return await site.run(readers.list_workers, await site.look())
+    found = await site.run(readers.list_workers, await site.look())
+    found["workers"] = [_time_job(site, each) for each in found["workers"]]
+    return found
 
 
 async def find_worker(site: Site, _query: Query, name: str) -> object:
-    return await site.run(readers.find_worker, site.scope, await site.config(), name)
+    config = await site.config()
+    return _time_job(site, await site.run(readers.find_worker, site.scope, config, name))
+
+
+def _time_job(site: Site, worker: dict[str, Any]) -> dict[str, Any]:
+    """Add when the job in hand began, or since when it is known to be in hand."""
+    seen = site.upstream.find_job(worker["component"], worker["job"])
+    return worker | {
+        "job_seen_ms": seen.wall_ms if seen else None,
+        "job_seen_from_start": bool(seen and seen.is_start),
+    }
 
 
 async def list_pools(site: Site, _query: Query, _name: str) -> object:

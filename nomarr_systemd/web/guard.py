@@ -5,6 +5,7 @@ Pure but for ``find_peer_uid``. The page itself and its files hold no data and n
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import ipaddress
 import socket
@@ -26,6 +27,8 @@ HEADERS: Final = {
 }
 _MAX_NAME: Final = 300
 _TABLES: Final = {socket.AF_INET: "/proc/net/tcp", socket.AF_INET6: "/proc/net/tcp6"}
+_MAPPED: Final = "0000000000000000FFFF0000"  # ::ffff:0:0/96 as in the table
+_LOOKS: Final = 3
 
 
 class Refusal(NamedTuple):
@@ -93,20 +96,25 @@ def is_loopback(host: str) -> bool:
 def find_peer_uid(family: int, peer: tuple[str, int], local: tuple[str, int]) -> int | None:
     """The user whose process has the other end of a loopback connection; None if not known.
 
-    The kernel's table lists both ends: the client's has our address as its remote one.
+    The kernel's table lists both ends: the client's has our address as its remote one. A client
+    may reach an IPv4 address by a socket of IPv6, which is in the other table.
     """
-    table = _TABLES.get(socket.AddressFamily(family))
-    if table is None:
+    if socket.AddressFamily(family) not in _TABLES:
         return None
     wanted = [_as_in_table(family, *peer), _as_in_table(family, *local)]
-    try:
-        with open(table, encoding="ascii") as file:
-            for line in file:
-                fields = line.split(None, 8)
-                if fields[1:3] == wanted:
-                    return int(fields[7])
-    except (OSError, ValueError, IndexError):
-        return None
+    tables = {_TABLES[socket.AddressFamily(family)]: wanted}
+    if family == socket.AF_INET:
+        tables[_TABLES[socket.AF_INET6]] = [_MAPPED + each for each in wanted]
+    for _ in range(_LOOKS):  # the table is not read at one moment: others come and go
+        for table, ends in tables.items():
+            with (
+                contextlib.suppress(OSError, ValueError, IndexError),
+                open(table, encoding="ascii") as file,
+            ):
+                for line in file:
+                    fields = line.split(None, 8)
+                    if fields[1:3] == ends:
+                        return int(fields[7])
     return None
 
 

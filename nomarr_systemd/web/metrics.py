@@ -5,6 +5,7 @@ Labels are pools, workers and values of fixed lists: no invocations, no paths, n
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
@@ -13,6 +14,8 @@ from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from nomarr_systemd.core.account import statistics
+from nomarr_systemd.core.errors import BadName
+from nomarr_systemd.core.ids import check_pool
 from nomarr_systemd.core.incident import INCIDENT
 from nomarr_systemd.host import clock
 from nomarr_systemd.live.protocol import PUBLIC_STATUS
@@ -20,6 +23,7 @@ from nomarr_systemd.web.readers import State
 
 STATES: Final = (*sorted({*PUBLIC_STATUS.values(), "stopping"}), "unknown")
 _BUCKETS: Final = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
+_MAX_POOLS: Final = 1000
 _QUEUE_STATES: Final = ("pending", "running", "completed", "errors", "quarantined")
 
 
@@ -46,6 +50,7 @@ class Metrics:
             buckets=_BUCKETS,
             registry=self._registry,
         )
+        self._timed: set[str] = set()  # pools; what the supervisor says is not trusted
         self._decisions: dict[tuple[str, str, str], int] = {}
         self._incidents: dict[str, int] = {}
         self._open: set[str] = set()
@@ -54,7 +59,11 @@ class Metrics:
         self._registry.register(self)
 
     def observe_job(self, pool: str, seconds: float) -> None:
-        if len(pool) <= 31:
+        if len(self._timed) < _MAX_POOLS:
+            with contextlib.suppress(BadName):
+                check_pool(pool)
+                self._timed.add(pool)
+        if pool in self._timed:
             self._jobs.labels(pool).observe(seconds)
 
     def collect(self) -> Iterator[Metric]:
@@ -79,8 +88,8 @@ class Metrics:
         )
         lost.add_metric([], sources.upstream_lost)
         yield lost
-        yield _queues(sources.queues)
         if state is not None:
+            yield _queues(state, sources.queues)
             self._count(state)
             yield from self._totals(state)
             failures = CounterMetricFamily(
@@ -191,11 +200,11 @@ def _workers(state: State, live: Mapping[str, Mapping[str, Any]]) -> Iterator[Me
     yield from (restarts, recoveries, frames, drops, age, backoff)
 
 
-def _queues(queues: Mapping[str, Mapping[str, Any]]) -> Metric:
+def _queues(state: State, queues: Mapping[str, Mapping[str, Any]]) -> Metric:
     found = GaugeMetricFamily("nomarr_queue_jobs", "Jobs by state.", labels=["pool", "state"])
-    for pool, queue in sorted(queues.items()):
+    for pool in state.config.pools:
         for word in _QUEUE_STATES:
-            _add(found, [pool, word], queue.get(word))
+            _add(found, [pool.name, word], queues.get(pool.name, {}).get(word))
     return found
 
 

@@ -15,8 +15,7 @@ from nomarr_systemd.core.errors import BadName, NomarrError
 from nomarr_systemd.core.ids import Component
 from nomarr_systemd.core.incident import INCIDENT
 from nomarr_systemd.core.job import STATUSES
-from nomarr_systemd.core.json import get_list, get_objects
-from nomarr_systemd.core.ledger_record import Record
+from nomarr_systemd.core.json import get_objects
 from nomarr_systemd.core.simulate import simulate as replay
 from nomarr_systemd.host import clock
 from nomarr_systemd.host.scope import Scope
@@ -160,10 +159,11 @@ def list_jobs(scope: Scope, config: Config, query: Mapping[str, str]) -> dict[st
         "after": query.get("after", ""),
     }
     answer = _ask(scope, request)
+    counts = answer["counts"] if isinstance(answer.get("counts"), dict) else {}
     return {
         "pool": pool,
         "status": status,
-        "counts": answer.get("counts", {}),
+        "counts": {name: n for name in STATUSES if type(n := counts.get(name)) is int},
         "jobs": [_trim(job) for job in get_objects(answer, "jobs")],
     }
 
@@ -176,8 +176,8 @@ def read_history(scope: Scope, worker: Component, query: Mapping[str, str]) -> d
     since_ms = min(since_ms, until_ms - 1)  # a span without length has no samples
     points = _whole(query, "points", 300, 1, health_series.MAX_POINTS)
     answer = _ask_history(scope, [worker], since_ms, until_ms, points, records=True)
-    mine = answer.get(worker.component_id, {})
-    records = {each.attempt: each for each in _parse_records(mine)}
+    buckets, archived = health_series.parse_answer(answer, worker.component_id)
+    records = {each.attempt: each for each in archived}
     # The ledger itself is newer than the archive.
     account, problem = read_published(scope.paths.public, worker)
     records |= {r.attempt: r for r in account.records if since_ms <= r.wall_ms < until_ms}
@@ -186,7 +186,7 @@ def read_history(scope: Scope, worker: Component, query: Mapping[str, str]) -> d
         "since_ms": since_ms,
         "until_ms": until_ms,
         "step_ms": health_series.choose_step(since_ms, until_ms, points),
-        "health": [_show_bucket(row) for row in get_list(mine, "health", [])],
+        "health": [_show_bucket(bucket) for bucket in buckets],
         "records": [record_to_json(records[number]) for number in sorted(records)],
         "notes": ([] if answer else [_NO_HISTORY]) + ([problem] if problem else []),
     }
@@ -207,8 +207,7 @@ def read_sparklines(
         answer = _ask_history(scope, page, since_ms, until_ms, points, records=False)
         for worker in page:
             line = ["-"] * points
-            for row in get_list(answer.get(worker.component_id, {}), "health", []):
-                bucket = health_series.Bucket(*row)
+            for bucket in health_series.parse_answer(answer, worker.component_id)[0]:
                 place = (bucket.start_ms - since_ms) // step_ms
                 if 0 <= place < points:
                     line[place] = min(line[place], bucket.worst, key=_order)
@@ -218,7 +217,8 @@ def read_sparklines(
 
 def read_frames(scope: Scope, worker: Component) -> dict[str, Any]:
     answer = _ask(scope, {"op": BLACKBOX, "component": worker.component_id})
-    lines = [str(line)[:4096] for line in get_list(answer, "frames", [])]
+    frames = answer.get("frames")
+    lines = [str(line)[:4096] for line in frames] if isinstance(frames, list) else []
     return {"component": worker.component_id, "frames": lines}
 
 
@@ -334,8 +334,7 @@ def _ask_history(
         "points": points,
         "records": records,
     }
-    answer = client.ask(scope.paths.live, request, timeout_s=LIVE_S).get("workers")
-    return answer if isinstance(answer, dict) else {}
+    return client.ask(scope.paths.live, request, timeout_s=LIVE_S)
 
 
 def _ask(scope: Scope, request: Mapping[str, object]) -> dict[str, Any]:
@@ -347,12 +346,7 @@ def _ask(scope: Scope, request: Mapping[str, object]) -> dict[str, Any]:
     return answer
 
 
-def _parse_records(mine: Mapping[str, Any]) -> list[Record]:
-    return [Record.read(row) for row in get_list(mine, "records", []) if isinstance(row, str)]
-
-
-def _show_bucket(row: list[Any]) -> dict[str, Any]:
-    bucket = health_series.Bucket(*row)
+def _show_bucket(bucket: health_series.Bucket) -> dict[str, Any]:
     return {
         "at_ms": bucket.start_ms,
         "states": {_WORDS[letter]: count for letter, count in bucket.counts.items()},

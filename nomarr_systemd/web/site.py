@@ -26,7 +26,7 @@ from nomarr_systemd.web.ticker import Ticker
 from nomarr_systemd.web.upstream import Upstream
 
 OPENAPI: Final = os.path.join(os.path.dirname(__file__), "openapi.json")
-GROUPS: Final = ("nomarr-view", "nomarr")  # whose members may see what the page shows
+GROUP: Final = "nomarr-view"  # its members may see what the page shows; workers are not in it
 _LOOK_S: Final = 1.0  # an answer may be this old
 _METRICS_S: Final = 2.0
 _SPARKLINES_S: Final = 30.0
@@ -139,13 +139,13 @@ class Site:
         if not hasattr(context, "peer_uid"):
             context.peer_uid = _find_uid(connection.stream.socket)
         uid = context.peer_uid
-        if uid is None or uid in (0, os.getuid()) or (not self.scope.user and is_viewer(uid)):
+        if uid is None:  # only a client of this machine can be here
+            return Refusal(403, "the user of this client is not known", "use a token")
+        if uid in (0, os.getuid()) or (not self.scope.user and is_viewer(uid)):
             return None
         hint = "use a token, or ask the owner of this page"
         if not self.scope.user:
-            hint = (
-                f"join the group: usermod --append --groups {GROUPS[0]} YOUR-NAME; or use a token"
-            )
+            hint = f"join the group: usermod --append --groups {GROUP} YOUR-NAME; or use a token"
         return Refusal(403, "your user on this machine may not see this", hint)
 
     def close(self) -> None:
@@ -153,19 +153,12 @@ class Site:
 
 
 def is_viewer(uid: int) -> bool:
-    """True if a user is a member of one of GROUPS."""
+    """True if a user is a member of GROUP."""
     try:
-        user = pwd.getpwuid(uid)
+        user, group = pwd.getpwuid(uid), grp.getgrnam(GROUP)
     except KeyError:
         return False
-    for name in GROUPS:
-        try:
-            group = grp.getgrnam(name)
-        except KeyError:
-            continue
-        if user.pw_name in group.gr_mem or user.pw_gid == group.gr_gid:
-            return True
-    return False
+    return user.pw_name in group.gr_mem or user.pw_gid == group.gr_gid
 
 
 def _find_uid(link: socket.socket | None) -> int | None:

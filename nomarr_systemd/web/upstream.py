@@ -6,11 +6,13 @@ Events go to the broker. How long jobs took is noted on the way, for the metrics
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+from nomarr_systemd.core.json import get_objects
+from nomarr_systemd.host.clock import wall_ms
 from nomarr_systemd.live.client import NoSupervisor, Subscription
 from nomarr_systemd.live.protocol import JOBS, QUEUES, SYSTEM, make_event
 from nomarr_systemd.web.broker import Broker
@@ -21,8 +23,18 @@ LOST: Final = "supervisor_lost"
 BACK: Final = "supervisor_back"
 _FIRST_RETRY_S: Final = 0.1
 _LAST_RETRY_S: Final = 2.0
+_MAX_SEEN: Final = 10_000  # workers
 
 Sleep = Callable[[float], Awaitable[None]]
+
+
+class JobSeen(NamedTuple):
+    """A worker's job in hand, by its frames."""
+
+    job: object
+    invocation: object
+    wall_ms: int
+    is_start: bool  # it was seen to begin; else it began before
 
 
 class Upstream:
@@ -37,18 +49,28 @@ class Upstream:
         self._broker = broker
         self._sleep = sleep
         self._running: dict[str, int] = {}  # when each running job was begun
+        self._seen: dict[str, JobSeen] = {}  # by component
 
     async def run(self) -> None:
         retry_s = _FIRST_RETRY_S
         while True:
             began = time.monotonic()
-            with contextlib.suppress(NoSupervisor, OSError):
+            try:
                 await self._follow()
+            except (NoSupervisor, OSError):
+                pass
+            except Exception:  # the outermost loop: events have no shape that is certain
+                logging.exception("an event of the supervisor was not understood; asking again")
             if self.is_connected:
                 self._set_connected(LOST)
             retry_s = _FIRST_RETRY_S if time.monotonic() - began > _LAST_RETRY_S else retry_s
             await self._sleep(retry_s)
             retry_s = min(retry_s * 2, _LAST_RETRY_S)
+
+    def find_job(self, component_id: str, job: object) -> JobSeen | None:
+        """When this job of a worker was first seen."""
+        found = self._seen.get(component_id)
+        return found if found and found.job is not None and str(found.job) == job else None
 
     async def _follow(self) -> None:
         """Pass events on until the supervisor closes the connection."""
@@ -59,6 +81,7 @@ class Upstream:
         loop.add_reader(subscription.fileno(), readable.set)
         try:
             self._broker.forget_states()
+            self._running.clear()
             while True:
                 await readable.wait()
                 readable.clear()
@@ -81,10 +104,21 @@ class Upstream:
     def _take(self, event: Mapping[str, Any]) -> None:
         if event.get("type") == "lost":
             self.lost += event["count"] if isinstance(event.get("count"), int) else 1
-        for job in (event.get("job"), *(event.get("jobs") or ())):
-            if isinstance(job, dict):
-                self._time_job(job)
+        worker = event.get("worker")
+        if isinstance(worker, dict):
+            self._see_job(worker, is_change=event.get("type") != "snapshot")
+        job = event.get("job")
+        for each in ([job] if isinstance(job, dict) else []) + get_objects(event, "jobs"):
+            self._time_job(each)
         self._broker.publish(event)
+
+    def _see_job(self, worker: Mapping[str, Any], *, is_change: bool) -> None:
+        name, job, invocation = (worker.get(n) for n in ("component", "current_job", "invocation"))
+        if not isinstance(name, str) or (name not in self._seen and len(self._seen) >= _MAX_SEEN):
+            return
+        before = self._seen.get(name)
+        if before is None or before[:2] != (job, invocation):
+            self._seen[name] = JobSeen(job, invocation, wall_ms(), is_change)
 
     def _time_job(self, job: Mapping[str, Any]) -> None:
         key, began, ended = str(job.get("id")), job.get("started_ms"), job.get("updated_ms")

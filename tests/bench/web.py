@@ -17,6 +17,7 @@ from typing import cast
 
 from nomarr_systemd.config.values import Config, Pool, StoreSettings, WebSettings
 from nomarr_systemd.core.health import HealthRules
+from nomarr_systemd.ledger.health_history import Sample, append
 from nomarr_systemd.ledger.health_series import COARSE, FINE, MIDDLE
 from nomarr_systemd.store.sqlite.store import SqliteStore
 from tests.bench.timing import report
@@ -82,6 +83,12 @@ def fill_year(state: str) -> None:
                     filled_ms = chunk * FINE.chunk_ms - FINE.step_ms
                     key = layer.key(worker, number, "")
                     store.insert("stats", {"_key": key, "filled_ms": filled_ms, "rows": part})
+    # What is not condensed yet: as many as there can be at the default interval.
+    for age in range(20, 0, -1):
+        at_ms = now_ms - age * FINE.step_ms
+        append(
+            store, [Sample(each, at_ms, "healthy", "a" * 32, 0, 0, 0, "", b"") for each in workers]
+        )
     size = sum(each.stat().st_size for each in Path(state).rglob("*") if each.is_file())
     report(f"a year of {WORKERS} workers", f"{size / 1e6:.0f} MB", "< 1000 MB")
 
@@ -97,6 +104,11 @@ def measure_year(client: Client) -> None:
         assert len(found["health"]) > 390
     figure = f"{statistics.median(taken):.0f} ms, {max(taken):.0f} ms"
     report("  its time line (median, worst)", figure, "< 200 ms")
+    began = time.perf_counter()
+    lines = client.json("/api/sparklines")["workers"]
+    took_ms = (time.perf_counter() - began) * 1000
+    assert all(line.strip("-") for line in lines.values())
+    report(f"  sparklines of {len(lines)} workers", f"{took_ms:.0f} ms")
 
 
 def measure_latency(client: Client, writer: Writer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -26,6 +27,15 @@ try:
         print(answer.status, answer.read().decode())
 except urllib.error.HTTPError as error:
     print(error.code, error.read().decode())
+"""
+
+
+MAPPED = """\
+import socket
+
+with socket.create_connection(("::ffff:127.0.0.1", 8765)) as link:
+    link.sendall(b"GET /api/workers HTTP/1.1\\r\\nHost: 127.0.0.1\\r\\n\\r\\n")
+    print(link.makefile().readline())
 """
 
 
@@ -55,6 +65,10 @@ def test_it_runs_as_a_user_of_its_own_and_shows_the_workers(page: Machine) -> No
     uid = page.run("id", "--user", "nomarr-web").stdout.strip()
     assert fields["Uid"].split()[0] == uid != "0"
     assert int(fields["CapEff"], 16) == int(fields["CapBnd"], 16) == 0
+    said = page.run("systemd-analyze", "security", "--no-pager", UNIT).stdout
+    overall = re.search(r"Overall exposure level for .*: ([0-9.]+) ", said)
+    assert overall
+    assert float(overall[1]) <= 2.0, said
     assert ask(page, "/healthz").startswith("200 ")
     assert '"instance":"tag-0"' in ask(page, "/api/workers")
     assert "nomarr_worker_healthy" in ask(page, "/metrics")
@@ -62,8 +76,18 @@ def test_it_runs_as_a_user_of_its_own_and_shows_the_workers(page: Machine) -> No
 
 
 def test_other_users_of_the_machine_see_nothing(page: Machine) -> None:
-    assert ask(page, "/api/workers", user="nobody").startswith("403 ")
+    for user in ("nobody", "nomarr", "nomarr-supervisor"):  # workers see nothing of each other
+        assert ask(page, "/api/workers", user=user).startswith("403 "), user
+    page.run("useradd", "--system", "--groups=nomarr-view", "anna")
+    assert ask(page, "/api/workers", user="anna").startswith("200 ")
     assert ask(page, "/healthz", user="nobody").startswith("200 ")
+    # The same address, by a socket of IPv6.
+    for user, status in (("root", "200 "), ("nobody", "403 ")):
+        found = page.run(
+            *("setpriv", f"--reuid={user}", "--clear-groups"),
+            *("/usr/bin/python3", "-c", MAPPED),
+        )
+        assert found.stdout.split(" ", 1)[1].startswith(status), user
 
 
 def test_a_token_is_taken_from_the_credential(page: Machine) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import threading
@@ -12,18 +13,29 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click import unstyle
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from nomarr_systemd.cli.events import describe
+from nomarr_systemd.cli.health_history import draw
+from nomarr_systemd.config.values import Config, Pool
 from nomarr_systemd.core.errors import NomarrError
+from nomarr_systemd.core.ids import Component
+from nomarr_systemd.host.layout import Paths
+from nomarr_systemd.host.scope import make_scope
 from nomarr_systemd.jobs.view import view_job
+from nomarr_systemd.ledger.health_series import parse_answer
 from nomarr_systemd.live import answers, client
 from nomarr_systemd.live.client import Batch
 from nomarr_systemd.operate import job_reading
 from nomarr_systemd.operate.job_reading import LiveReader
+from nomarr_systemd.web import readers
+from nomarr_systemd.web.broker import Broker
+from nomarr_systemd.web.upstream import Upstream
 from tests.support.depth import times
 
+TAG = Component("tag", 0)
 DEADLINE_S = 20.0  # of questions that are answered somehow: never waited for
 POISON = "\x1b]0;owned\x07\x1b[2J\x9b1m\r\n<0>forged\u202e\u2066\x7f\x00\ud800"
 NAMES = (
@@ -295,3 +307,80 @@ def test_a_topic_takes_no_time_to_match() -> None:
     patterns = Patterns(["*:*:*x"])
     assert not patterns.match("a:" * 100_000 + "a")
     assert patterns.match("a:b:cx")
+
+
+HISTORY_NAMES = ("workers", "worker:tag:0", "health", "records", "jobs", "counts", "frames", "id")
+ROW = "1|a|restart|exit|1|0|5|b|6|done||0|3|0|20|0||text|"
+ROWS = st.lists(st.sampled_from([5, 0, -1, 10**300, "x", {"h": 1}, {"h": 0}, {"q": 1}, POISON]))
+
+
+@settings(
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    answer=st.dictionaries(
+        st.sampled_from(HISTORY_NAMES),
+        st.dictionaries(
+            st.sampled_from(HISTORY_NAMES),
+            st.dictionaries(st.sampled_from(HISTORY_NAMES), ANY | st.lists(ANY | ROWS)) | ANY,
+        )
+        | ANY,
+    )
+)
+@example(
+    {"workers": {"worker:tag:0": {"health": [[5, {"h": 1}, 0, 0, 0], [5, {"h": 0}, 0, 0, 0]]}}}
+)
+@example({"workers": {"worker:tag:0": {"records": [ROW, ROW.replace("text", POISON), "1|2"]}}})
+@example({"workers": {"worker:tag:0": {"records": [ROW.replace("|a|", f"|{POISON * 60}|")]}}})
+def test_history_and_jobs_of_any_shape_are_shown_or_not(answer: dict[str, Any]) -> None:
+    """To people by nomarrctl history --health, and to the page."""
+    buckets, records = parse_answer(answer, "worker:tag:0")
+    lines = list(draw(TAG, 0, 86_400_000, 50, buckets, records))
+    look_at([unstyle(line) for line in lines])
+    scope = make_scope(None, user=True)._replace(
+        paths=Paths("/nowhere/run", "/nowhere/state", user=True)
+    )
+    config = Config(pools=(Pool("tag", command=("/bin/true",)),))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(client, "ask", lambda *_, **__: {"ok": True, **answer})
+        for found in (
+            readers.read_history(scope, TAG, {}),
+            readers.read_sparklines(scope, config),
+            readers.list_jobs(scope, config, {}),
+            readers.read_frames(scope, TAG),
+            readers.ask_snapshot(scope),
+        ):
+            assert json.dumps(found, allow_nan=False).isascii()
+
+
+def test_the_page_goes_on_after_an_event_of_no_shape(server: Server) -> None:
+    events = (
+        {"topic": "queue:jobs", "type": "snapshot", "jobs": 5},
+        {"topic": "queue:jobs", "type": "snapshot", "jobs": [5, {"id": []}]},
+        {"topic": [], "type": {}, "job": 7, "worker": 5},
+        {"topic": "queue:jobs", "type": "job_update", "job": {"id": "a", "status": "running"}},
+        {"topic": "queue:jobs", "job": {"id": "a", "status": "done", "updated_ms": 10**400}},
+        {"type": "lost", "count": "many"},
+    )
+
+    def tell(connection: socket.socket) -> None:
+        event = events[min(server.asked, len(events)) - 1]
+        connection.sendall(json.dumps(event).encode() + b"\n")
+        if server.asked > len(events):
+            update = {"topic": "worker:tag:0:status", "type": "worker_update", "worker": {"id": 0}}
+            connection.sendall(json.dumps(update).encode() + b"\n")
+
+    server.answer = tell
+    broker = Broker()
+
+    async def follow() -> None:
+        upstream = Upstream(server.path, broker, sleep=lambda _: asyncio.sleep(0.001))
+        upstream.on_job = lambda _pool, seconds: float(seconds)  # type: ignore[assignment]
+        task = asyncio.ensure_future(upstream.run())
+        async with asyncio.timeout(60):
+            while not list(broker.states("worker")):
+                assert not task.done()
+                await asyncio.sleep(0.005)
+        task.cancel()
+
+    asyncio.run(follow())

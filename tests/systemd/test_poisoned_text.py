@@ -6,12 +6,20 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click import Context
 
+from nomarr_systemd.cli.main import nomarrctl
+from nomarr_systemd.core import job
+from nomarr_systemd.core.health import HealthRules
+from nomarr_systemd.core.ids import Component
 from nomarr_systemd.core.ledger_record import Record
+from nomarr_systemd.live import protocol
+from nomarr_systemd.supervisor.workers import Worker
 from tests.support.lab import Lab
 from tests.support.operator_site import Installation
 from tests.support.poison import (
@@ -29,7 +37,8 @@ NAME = "worker:tag:0"
 WORKER = {
     "component": NAME, "id": 0, "queue_type": "tag", "status": "healthy", "pid": 7,
     "current_job": "a", "phase": "b", "seq": 1, "invocation": "c", "misses": 0, "late": 0,
-    "drops": 0, "disagreement": "d", "progress_age_s": 1.5,
+    "drops": {"json": 1}, "disagreement": "d", "progress_age_s": 1.5, "frame_age_s": 1.5,
+    "frames": 1, "metrics": {"files": 1, "note": "h"},
     "last_crash": {"ts": 1, "error": "e", "worker_index": 0, "invocation": "f", "decision": "g"},
 }  # fmt: skip
 JOB = {
@@ -43,12 +52,13 @@ SHOWING = (
     ["status"], ["status", "tag-0"], ["status", "tag-1"], ["why", "tag-0"], ["why", "tag-1"],
     ["events"], ["history"], ["policy", "show"], ["policy", "explain", "tag-0"],
     ["policy", "simulate"], ["doctor"], ["jobs", "list"], ["jobs", "show", "tag:poisoned"],
-    ["jobs", "show", "tag:odd"], ["jobs", "quarantine", "list"],
+    ["jobs", "show", "tag:odd"], ["jobs", "quarantine", "list"], ["history", "--health", "tag-0"],
+    ["why", "tag"],
 )  # fmt: skip
 DOING = (
     ["jobs", "retry", "tag:poisoned"], ["jobs", "quarantine", "release", "tag:odd"],
     ["jobs", "prune"], ["reconcile"], ["resume", "tag-1"], ["reset", "tag-1"],
-    ["reset", "--pool", "tag"], ["restart", "tag-1"], ["apply"],
+    ["reset", "--pool", "tag"], ["restart", "tag-1"], ["pause", "tag-1"], ["apply"],
 )  # fmt: skip
 
 
@@ -108,12 +118,15 @@ def poison_jobs(site: Installation) -> None:
     jobs.close()
 
 
-def poison_answers(lab: Lab) -> None:
-    file = Path(lab.directory, "answers")
+def make_answers() -> dict[str, Any]:
     worker = poison(WORKER, KEPT)
     frame = json.dumps({"job": POISON, "phase": POISON, POISON: {POISON: POISON}, "seq": POISON})
     status = {"topic": "worker:tag:0:status", "timestamp": 1}
     system = {"status": POISON, "errors": [POISON]}
+    now_ms = time.time_ns() // 1_000_000
+    rows = [[now_ms, {"h": 1}, 0, 0, 0], [now_ms, {POISON: 1}, POISON, 0, 0]]
+    text = POISON.replace("|", "/")  # a bar would begin another field
+    record = f"1||reset||0|0|{now_ms}||6|done||0|3|0|20|0||{text}|{text}"
     settled = {"settled": [{"path": "", "status": ""}], "fail_pool": "x", "component_id": ""}
     events = [
         status | {"type": "snapshot", "worker": worker},
@@ -123,14 +136,21 @@ def poison_answers(lab: Lab) -> None:
         {"topic": "worker:tag:1:status", "type": "frames", "frames": [POISON, {POISON: [POISON]}]},
         {"topic": POISON, "type": POISON},
     ]
-    answers = {
+    return {
         "snapshot": say({"ok": True, "workers": [worker], "supervisor": poison({"pid": "x"})}),
         "subscribe": say(*events),
         "blackbox": say({"ok": True, "frames": [f"HEALTH|{frame}"] * 3}),
-        "label": say({"ok": True, "label": POISON, "job": POISON}),
+        "label": say({"ok": True, "label": POISON, "job": POISON, "bad_line": POISON}),
+        "labels": say({"ok": True, "labels": {POISON: POISON}}),
+        "history": say({"ok": True, "workers": {NAME: {"health": rows, "records": [record]}}}),
+        "jobs": say({"ok": True, "jobs": [poison(JOB)], "counts": {POISON: POISON}}),
         "*": say({"ok": False, "error": POISON}),
     }
-    write_answers(file, answers)
+
+
+def poison_answers(lab: Lab) -> None:
+    file = Path(lab.directory, "answers")
+    write_answers(file, make_answers())
     lab.write_unit(
         "nomarr-supervisor.service.d/99-hostile.conf",
         f"[Service]\nWatchdogSec=0\nExecStart=\n"
@@ -148,6 +168,26 @@ def ctl(site: Installation, *arguments: str, on_terminal: bool = False) -> bytes
     assert status in (0, 1, 3), (arguments, status, said)
     check(said, arguments, on_terminal=on_terminal)
     return said
+
+
+def test_nothing_is_left_out() -> None:
+    """All fields, all questions and all verbs that there are."""
+    said = Worker(Component("tag", 0), -1, 0, HealthRules()).describe()
+    assert said.keys() == WORKER.keys()
+    taken = job.begin(job.make_job("tag", "/a", 1), job.Owner("a", "b", "c", "d"), 1)
+    assert taken.keys() - JOB.keys() <= {"_key"}
+    words = (value for name, value in vars(protocol).items() if name.isupper())
+    questions = {word for word in words if isinstance(word, str) and ":" not in word}
+    # What root tells the supervisor is answered by a refusal, as everything else.
+    assert questions - protocol.ROOT_ONLY == make_answers().keys() - {"*"}
+    verbs = {verb[0] for verb in (*SHOWING, *DOING)}
+    # For a shell, a private systemd, workers; copies documents as they are.
+    assert set(nomarrctl.list_commands(Context(nomarrctl))) - verbs == {
+        "completion",
+        "demo",
+        "job",
+        "store",
+    }
 
 
 def test_nothing_that_others_wrote_is_obeyed(site: Installation) -> None:

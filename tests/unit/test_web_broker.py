@@ -6,15 +6,20 @@ import json
 import os
 import socket
 from collections.abc import Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from nomarr_systemd.config.values import WebSettings
 from nomarr_systemd.core.errors import BadName, ConfigError
+from nomarr_systemd.host.scope import make_scope
+from nomarr_systemd.web import site as site_module
 from nomarr_systemd.web.broker import Broker, encode
 from nomarr_systemd.web.guard import Guard, find_peer_uid, is_loopback, split_host
 from nomarr_systemd.web.main import make_guard
+from nomarr_systemd.web.site import Site
+from nomarr_systemd.web.upstream import JobSeen, Upstream
 
 HOSTS = frozenset(("localhost", "127.0.0.1"))
 
@@ -137,6 +142,28 @@ def test_jobs_in_hand_are_kept_up_to_date() -> None:
     assert [job["id"] for job in read(first)[0]["jobs"]] == ["b"]
 
 
+def test_a_job_is_timed_from_the_first_frame_that_names_it() -> None:
+    upstream = Upstream("/nowhere", Broker())
+
+    def see(kind: str, job: object, run: str) -> JobSeen | None:
+        worker = {"component": "worker:tag:0", "current_job": job, "invocation": run}
+        upstream._take({"topic": "worker:tag:0:status", "type": kind, "worker": worker})
+        return upstream.find_job("worker:tag:0", str(job))
+
+    first = see("snapshot", "a.flac", "r1")
+    assert first
+    assert not first.is_start  # it was in hand before
+    assert see("snapshot", "a.flac", "r1") is first  # the supervisor was away
+    begun = see("worker_update", 7, "r1")
+    assert begun
+    assert begun.is_start
+    assert see("worker:crash", 7, "r1") is begun
+    again = see("worker_update", 7, "r2")
+    assert again is not begun
+    assert upstream.find_job("worker:tag:0", "a.flac") is None
+    assert see("worker_update", None, "r2") is None
+
+
 def test_an_event_cannot_become_two() -> None:
     text = encode({"topic": "t", "type": "a\ndata: {}", "text": "\n\ndata: {}\u2028\r"})
     assert text.count(b"\n\n") == 1
@@ -210,3 +237,32 @@ def test_the_kernel_knows_the_user_of_a_client(family: socket.AddressFamily) -> 
             local = server.getsockname()
             assert find_peer_uid(family, peer[:2], local[:2]) == os.getuid()
             assert find_peer_uid(family, (peer[0], 1), local[:2]) is None
+
+
+def test_the_kernel_knows_who_comes_by_a_socket_of_another_family() -> None:
+    """It is in the other table, and was anybody."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        try:
+            client = socket.create_connection(("::ffff:127.0.0.1", port))
+        except OSError:
+            pytest.skip("no IPv6 here")
+        server, peer = listening.accept()
+        with client, server:
+            assert find_peer_uid(socket.AF_INET, peer, server.getsockname()) == os.getuid()
+
+
+def test_a_client_that_nobody_knows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(site_module, "find_peer_uid", lambda *_: None)
+    site = Site(make_scope(None, user=True), Guard(HOSTS), checks_peer=True)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        client = socket.create_connection(listening.getsockname())
+        server, _ = listening.accept()
+        with client, server:
+            connection = SimpleNamespace(
+                context=SimpleNamespace(), stream=SimpleNamespace(socket=server)
+            )
+            refused = site.check_peer(SimpleNamespace(connection=connection))  # type: ignore[arg-type]
+    site.close()
+    assert refused
+    assert refused.status == 403

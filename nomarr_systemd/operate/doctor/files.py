@@ -5,6 +5,7 @@ from __future__ import annotations
 import grp
 import os
 import shlex
+import stat
 import time
 from collections.abc import Iterator
 from typing import Final
@@ -22,6 +23,9 @@ from nomarr_systemd.systemd.manager import SUPERVISOR
 _LEAST_FREE: Final = 64 << 20
 _PENDING_S: Final = 60.0  # a failure is booked within seconds
 _MAX_REPORT: Final = 65_536
+_JOB_FILES: Final = tuple(
+    f"work.db{end}" for end in ("", "-journal", "-shm", "-wal", ".lock", ".setting-aside")
+)
 _TMPFILES: Final = "systemd-tmpfiles --create nomarr.conf"
 
 
@@ -174,14 +178,20 @@ def _check_jobs(it: Installation) -> Iterator[tuple[str, str]]:
             yield f"workers cannot use {directory}, where their jobs are", mend
             return  # its files are judged by its group
     wanted, words = (0o600, "u=rw") if it.scope.user else (0o660, "660")
-    for name in sorted(_list(directory)):
+    for name in _JOB_FILES:  # no other name: the directory is the workers', and root pastes these
         path = os.path.join(directory, name)
-        if not name.startswith("work.db"):
+        try:
+            facts = os.lstat(path)
+        except FileNotFoundError:
             continue
-        facts = os.stat(path)
+        if not stat.S_ISREG(facts.st_mode) or facts.st_nlink > 1:
+            # What mends a file would mend what it leads to, and give that to the workers.
+            yield f"a link is in place of the jobs' store: {path}", f"rm {shlex.quote(path)}"
+            continue
         is_right = facts.st_uid == place.st_uid if it.scope.user else facts.st_gid == place.st_gid
         if not is_right or facts.st_mode & wanted != wanted:
-            owner = f"chown --reference={directory} {path} && chmod {words} {path}"
+            where, file = shlex.quote(directory), shlex.quote(path)
+            owner = f"chown -h --reference={where} {file} && chmod {words} {file}"
             yield f"the jobs' store cannot be used by all who need it: {path}", owner
 
 

@@ -123,7 +123,9 @@ function put(worker, skew) {
   if (before && before.held !== worker.held) incidentsSoon();
   worker.at = Date.now();
   worker.restartAt = worker.next_restart_in_s === null ? null : Date.now() + worker.next_restart_in_s * 1000;
-  worker.jobSeen = before && before.job === worker.job && before.invocation === worker.invocation ? before.jobSeen : Date.now();
+  const isSame = before && before.job === worker.job && before.invocation === worker.invocation;
+  worker.jobBegan = worker.job_seen_from_start ? worker.job_seen_ms + skew : isSame ? before.jobBegan : null;
+  worker.jobSeen = worker.job_seen_ms ? worker.job_seen_ms + skew : isSame ? before.jobSeen : Date.now();
   worker.crashes = worker.crashes.map((at) => at + skew);
   known.workers.set(worker.component, worker);
 }
@@ -173,7 +175,10 @@ function takeWorker(event) {
     return;
   }
   const job = said.current_job === null ? null : String(said.current_job);
-  if (job !== worker.job) worker.jobSeen = Date.now();
+  if (job !== worker.job) {
+    worker.jobSeen = Date.now();
+    worker.jobBegan = event.type === "snapshot" ? null : worker.jobSeen;
+  }
   const other = differs(said, worker);
   Object.assign(worker, { health: said.status, phase: said.phase, job, disagreement: said.disagreement || null });
   if (worker.active === "active" && worker.load !== "masked") worker.state = said.status;
@@ -189,11 +194,12 @@ function takeJob(job) {
   tell("jobs", job.worker);
 }
 
-// When the job in hand began, as the store of jobs says. Frames do not have it: for a job
-// that is not in the store, when this page first saw it.
+// When the job in hand began, as the store of jobs says, or by the first frame that named it; of
+// a job that was in hand before anybody looked, since when it is known.
 export function jobStart(worker) {
   const job = known.jobs.get(worker.component);
-  return job && job.path === worker.job && job.started_ms ? { began: job.started_ms } : { seen: worker.jobSeen };
+  if (job && job.path === worker.job && job.started_ms) return { began: job.started_ms };
+  return worker.jobBegan ? { began: worker.jobBegan } : { seen: worker.jobSeen };
 }
 
 // The command that changes something, and the one that shows something.

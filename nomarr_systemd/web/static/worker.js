@@ -71,7 +71,7 @@ export class WorkerView {
       h("div", { class: "title" }, h("h1", {}, worker.instance), pill(worker.state),
         worker.restartAt && h("span", { class: "count", "data-until": worker.restartAt }, countdown(worker.restartAt))),
       worker.job && h("p", { class: "job" }, "job ", h("span", { class: "path" }, plain(worker.job)),
-        " ", jobAge(worker), jobStart(worker).seen && h("span", { class: "soft" }, " since this page saw it")),
+        " ", jobAge(worker)),
       budget(worker),
       h("dl", {}, facts.filter(([, value]) => value !== null && value !== undefined && value !== "")
         .map(([name, value]) => [h("dt", {}, name), h("dd", {}, plain(value))])),
@@ -224,7 +224,7 @@ export function showJob(job) {
 function showWhy(why) {
   const death = why.death || {};
   const facts = [["when", death.at_ms && moment(death.at_ms)], ["after", death.run_ms && duration(death.run_ms / 1000)],
-    ["class", death.kind && [...new Set([death.kind, why.decision?.word || death.kind])].join(", ")], ["job", death.job], ["seen before", why.repeats && `${why.repeats.times} of ${why.repeats.deaths} deaths`],
+    ["class", death.kind && [...new Set([death.kind, why.decision?.word || death.kind])].join(", ")], ["job", death.job], ["seen before", why.repeats && (why.repeats.times > 1 ? `yes: ${why.repeats.times} of ${why.repeats.deaths} deaths on record were this crash` : "no")],
     ["decision", why.decision?.text]];
   return [
     h("p", {}, h("strong", {}, plain(why.headline, 400))),

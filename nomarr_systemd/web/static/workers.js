@@ -29,7 +29,7 @@ export function pill(state) {
 export function jobAge(worker) {
   const { began, seen } = jobStart(worker);
   if (began) return h("span", { class: "soft age", "data-since": began }, duration((Date.now() - began) / 1000));
-  return h("span", { class: "soft age", "data-seen": seen, title: "Since this page saw it: its frames do not say when it began." }, atLeast(seen));
+  return h("span", { class: "soft age", "data-seen": seen, title: "It began before nomarr-web was started." }, atLeast(seen));
 }
 
 export function atLeast(seen) {
