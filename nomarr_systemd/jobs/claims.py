@@ -69,7 +69,8 @@ class Claims:
         return []
 
     def end_and_take(self, key: str, end: End, most: int) -> tuple[bool, list[Doc]]:
-        """``end`` and ``take_batch``, in one commit where that is possible."""
+        """``end`` and ``take_batch``, in one commit where that is possible. After a lost answer ask
+        ``in_hand`` before more is taken: the jobs of a run are done in the order of their keys."""
         if self.store.can_hold and key in self._held:
             try:
                 with self.store.batch():
