@@ -223,6 +223,10 @@ POOL = (
                  "models (0: never)"),
     Setting("claim_timeout_s", "number", 0, DAY_S, above=True,
             help="seconds after which the job of a worker is settled whose end was not seen"),
+    Setting("claim_batch", "whole", 1, 1000,
+            help="jobs that a Python worker takes at once from SQLite or PostgreSQL, for jobs of "
+                 "milliseconds; if it dies, only the one in hand has crashed, and the others go "
+                 "back into the queue uncounted"),
     Setting("crash_policy", "word", words=get_args(CrashPolicy),
             help="what becomes of a job when its worker dies"),
     Setting("crash_max_retries", "whole", 0, 1_000_000,

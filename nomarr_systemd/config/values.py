@@ -86,6 +86,7 @@ class Pool(NamedTuple):
     health: HealthRules = HealthRules()  # merged over [health]
     own_health: tuple[str, ...] = ()  # the keys set in [pool.NAME.health]
     unit: tuple[tuple[str, Directive], ...] = ()
+    claim_batch: int = 1  # jobs that a worker takes at once
 
 
 class WorkerRules(NamedTuple):

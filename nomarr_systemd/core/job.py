@@ -9,6 +9,7 @@ from __future__ import annotations
 import binascii
 import re
 from collections.abc import Iterable, Mapping
+from operator import itemgetter
 from typing import Any, Final, Literal, NamedTuple, Protocol, get_args
 
 from nomarr_systemd.core.errors import BadName, NomarrError
@@ -235,6 +236,11 @@ def requeue(doc: Doc, wall_ms: int) -> Doc:
     return _change(doc, wall_ms, status="pending", component_id=None, invocation=None)
 
 
+def put_back(doc: Doc, wall_ms: int) -> Doc:
+    """The same for a job that was taken and not begun: the attempt is not counted."""
+    return requeue(doc, wall_ms) | {"attempts": max(0, int(doc.get("attempts", 1)) - 1)}
+
+
 def release(doc: Doc, wall_ms: int) -> Doc:
     """End the quarantine: earlier crashes stay on record and are no longer counted."""
     crashes = doc.get("crashes")
@@ -279,13 +285,22 @@ def settle(
     books and the outcome. Called again with its own results, also if only the jobs of the first
     call were written, it gives the same outcome. A run that was settled uncounted and is reported
     as a crash later is counted then; its jobs are not touched again.
+
+    Of several jobs, taken as a batch, the run had the first one by key in hand, because it does
+    them in this order. The others go back into the queue, and nothing of it is counted.
     """
     known = find_outcome(books, end.invocation)
     before = known or Outcome(end.component_id, end.invocation)
-    changed = []
     settled, refund = list(before.settled), list(before.refund)
     is_counted = before.counted or end.counted
+    jobs = sorted(jobs, key=itemgetter("_key"))
+    waiting = [doc for doc in jobs if is_in_hand(doc, end.invocation)][1:]
+    # Before the one in hand: a store that writes one after the other may be cut off in between.
+    changed = [put_back(doc, end.wall_ms) for doc in waiting]
+    put_aside = {doc["_key"] for doc in waiting}
     for doc in jobs:
+        if doc["_key"] in put_aside:
+            continue
         if is_in_hand(doc, end.invocation):
             doc = settle_job(doc, end, pool.crash_policy, pool.job_max_crashes)
             changed.append(doc)

@@ -7,6 +7,7 @@ A kill in between leaves the claim, and the claim names the run.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from nomarr_systemd.core import job
@@ -31,53 +32,106 @@ class End(NamedTuple):
 class Claims:
     """The queue of one pool as one run of one worker sees it. May raise StoreUnavailable.
 
-    A worker takes the job with the lowest key that is free. Where a store can hold a document, no
-    two workers try the same job; elsewhere the slower one tries the next.
+    A worker takes the jobs with the lowest keys that are free, and does them in this order. Where a
+    store can hold documents, no two workers try the same job, and the end of one job and the claim
+    of the next are one commit; elsewhere the slower worker tries the next job.
     """
 
     def __init__(self, store: Store, pool: str, owner: Owner) -> None:
         self.store = store
         self.pool = pool
         self.owner = owner
+        # Jobs as this run wrote them and the revisions of their claims: their ends read neither.
+        self._held: dict[str, tuple[Doc, str]] = {}
 
     def take_next(self) -> Doc | None:
         """Claim and begin the lowest job that is free; None if there is none."""
+        return next(iter(self.take_batch(1)), None)
+
+    def take_batch(self, most: int) -> list[Doc]:
+        """The same for up to ``most`` jobs; for one if the store cannot hold documents."""
         where = {"pool": self.pool, "status": "pending"}
         if not self.store.find(JOBS, where, limit=1):
-            return None  # found out without a lock: idle workers ask this again and again
+            return []  # found out without a lock: idle workers ask this again and again
         if self.store.can_hold:
             try:
-                return self._take_held()
+                with self.store.batch():
+                    found = self._take_held(most)
+                return self._remember(found)
             except (KeyExists, StaleRevision):
-                pass  # it has a claim already: of a run that is being settled
+                pass  # one has a claim already: of a run that is being settled
         after = ""
         while page := self.store.find(JOBS, where, limit=_NEXT, after=after):
             for doc in page:
                 if taken := self.take(doc["_key"]):
-                    return taken
+                    return [taken]
             after = page[-1]["_key"]
-        return None
+        return []
 
-    def _take_held(self) -> Doc | None:
-        """The same in one transaction, passing over those that others hold."""
+    def end_and_take(self, key: str, end: End, most: int) -> tuple[bool, list[Doc]]:
+        """``end`` and ``take_batch``, in one commit where that is possible. After a lost answer ask
+        ``in_hand`` before more is taken: the jobs of a run are done in the order of their keys."""
+        if self.store.can_hold and key in self._held:
+            try:
+                with self.store.batch():
+                    self._end_held(key, end)
+                    found = self._take_held(most)
+            except (KeyExists, StaleRevision):
+                self._held.pop(key, None)  # it was settled, or another job has a claim already
+            else:
+                del self._held[key]
+                return True, self._remember(found)
+        return self.end(key, end), self.take_batch(most)
+
+    def _take_held(self, most: int) -> list[tuple[Doc, str]]:
+        """In a batch: claim and begin the first jobs that no other worker holds; returns them with
+        the revisions of their claims."""
         where = {"pool": self.pool, "status": "pending"}
-        with self.store.batch():
-            doc = self.store.first(JOBS, where)
-            if doc is None:
-                return None
-            self.store.insert(CLAIMS, self._make_claim(doc["_key"]))
-            taken = job.begin(doc, self.owner, now_ms())
-            taken["_rev"] = self.store.replace(JOBS, taken)
-        return taken
+        docs = self.store.first(JOBS, where, limit=most)
+        if not docs:
+            return []
+        claims = self.store.insert_all(CLAIMS, [self._make_claim(doc["_key"]) for doc in docs])
+        begun = [job.begin(doc, self.owner, now_ms()) for doc in docs]
+        revs = self.store.replace_all(JOBS, begun)
+        taken = [doc | {"_rev": rev} for doc, rev in zip(begun, revs, strict=True)]
+        return list(zip(taken, claims, strict=True))
+
+    def _end_held(self, key: str, end: End) -> None:
+        """In a batch: record the end of a job that nobody has changed since it was taken."""
+        doc, claim_rev = self._held[key]
+        self.store.replace(JOBS, _finish(doc, end, now_ms()))
+        self.store.delete(CLAIMS, job.claim_key(key), claim_rev)
+
+    def _remember(self, found: list[tuple[Doc, str]]) -> list[Doc]:
+        self._held |= {doc["_key"]: (doc, claim_rev) for doc, claim_rev in found}
+        return [doc for doc, _ in found]
+
+    def has(self, key: str) -> bool:
+        """Whether this run still has a job of its batch: it may have been settled meanwhile."""
+        return job.is_in_hand(self.store.get(JOBS, key), self.owner.invocation)
+
+    def put_back(self, keys: Sequence[str]) -> None:
+        """Put jobs of a batch that were not begun back into the queue, uncounted."""
+
+        def write() -> None:
+            with self.store.batch():
+                for key in keys:
+                    self._release(key, lambda doc: job.put_back(doc, now_ms()))
+
+        write_again(write)
+        for key in keys:
+            self._held.pop(key, None)
 
     def take(self, key: str) -> Doc | None:
         """Claim a job and begin it; None if another worker was faster. May be called again after
         an answer was lost."""
         try:
             with self.store.batch():
-                return self._begin(key, self._insert(self._make_claim(key)))
+                claim_rev = self._insert(self._make_claim(key))
+                doc = self._begin(key, claim_rev)
         except (KeyExists, StaleRevision):
             return None
+        return self._remember([(doc, claim_rev)])[0] if doc else None
 
     def in_hand(self) -> list[Doc]:
         """The jobs that this run has claimed, also by a call whose answer was lost."""
@@ -96,16 +150,20 @@ class Claims:
         Then nothing is changed.
         """
 
+        if key in self._held:
+            try:
+                with self.store.batch():
+                    self._end_held(key, end)
+            except StaleRevision:
+                pass  # it was settled meanwhile, or only its claim is left
+            else:
+                del self._held[key]
+                return True
+            self._held.pop(key, None)
+
         def write() -> tuple[Doc | None, bool]:
             with self.store.batch():
-                doc = self.store.get(JOBS, key)
-                ours = job.is_in_hand(doc, self.owner.invocation)
-                if doc is not None and ours:
-                    self.store.replace(JOBS, _finish(doc, end, now_ms()))
-                claim = self.store.get(CLAIMS, job.claim_key(key))
-                if claim is not None and claim["invocation"] == self.owner.invocation:
-                    self.store.delete(CLAIMS, claim["_key"], claim["_rev"])
-            return doc, ours
+                return self._release(key, lambda doc: _finish(doc, end, now_ms()))
 
         doc, ours = write_again(write)  # it may be settled meanwhile
         # After a lost answer the job has the end that the first call recorded.
@@ -114,6 +172,18 @@ class Claims:
             and doc.get("invocation") == self.owner.invocation
             and doc["status"] == end.status
         )
+
+    def _release(self, key: str, change: Callable[[Doc], Doc]) -> tuple[Doc | None, bool]:
+        """Change a job if this run has it in hand, and delete its claim; returns the job as it was
+        and whether it was in hand."""
+        doc = self.store.get(JOBS, key)
+        ours = job.is_in_hand(doc, self.owner.invocation)
+        if doc is not None and ours:
+            self.store.replace(JOBS, change(doc))
+        claim = self.store.get(CLAIMS, job.claim_key(key))
+        if claim is not None and claim["invocation"] == self.owner.invocation:
+            self.store.delete(CLAIMS, claim["_key"], claim["_rev"])
+        return doc, ours
 
     def _make_claim(self, key: str) -> Doc:
         return job.make_claim(key, self.pool, self.owner, now_ms())

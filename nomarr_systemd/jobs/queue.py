@@ -69,9 +69,14 @@ def add(
 
 def find_of_run(store: Store, pool: str, invocation: str) -> Doc | None:
     """The job that a run had when it died; None if no job names that run any more."""
-    last = store.find(JOBS, {"pool": pool, "invocation": invocation}, limit=1)
-    if last:
-        return last[0]
+    where = {"pool": pool, "invocation": invocation}
+    # The last ones by key, as it did them in this order; of a batch the first is in hand.
+    last = store.find(JOBS, where, descending=True, limit=PAGE)
+    for doc in reversed(last):
+        error = doc.get("error")
+        ended = isinstance(error, dict) and error.get("invocation") == invocation
+        if doc["status"] == "running" or ended or job.has_crash(doc, invocation):
+            return doc
     for status in STATUSES:  # another worker may have had it since; few jobs have crashes
         for doc in store.find(JOBS, {"pool": pool, "status": status}, limit=PAGE):
             crashes = doc.get("crashes") or ()

@@ -1,11 +1,13 @@
 """Jobs from the store: the queue of the worker's pool, shared with the pool's other workers.
 
-If the store is away when a job ends, the end is kept, also in a file, and recorded before the next
-job is discovered. Until then the claim stays, so no other worker begins the job.
+The end of a job is recorded when the next one is discovered, which follows at once, in the same
+commit. If the store is away then, the end is kept, also in a file, and recorded before anything
+else. Until then the claim stays, so no other worker begins the job.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
 from time import monotonic
@@ -42,6 +44,7 @@ class StoreJobs:
         *,
         gpu_max_age_s: float,
         state_directory: str = "",
+        claim_batch: int = 1,
     ) -> None:
         if not invocation:
             raise ConfigError(
@@ -55,38 +58,58 @@ class StoreJobs:
         self._store: Store | None = None
         self._claims: Claims | None = None
         self._owed = OwedResults(state_directory, self._pool, self._owner)
+        self._claim_batch = claim_batch
         self._taken: Doc | None = None
+        self._waiting: list[Doc] = []  # the rest of the batch, in the order of keys
         self._unrecorded: tuple[str, End] | None = None
         self._is_unsure = (
             False  # an answer was lost: this run may have a claim that it does not know
         )
 
     def discover(self) -> str | None:
-        def look(claims: Claims) -> str | None:
-            self._record(claims)
-            if self._is_unsure:
-                found = claims.in_hand()
-                if found:
-                    self._taken = found[0]
-                    return path_of(found[0])
-                self._is_unsure = False
-            self._taken = claims.take_next()
-            return path_of(self._taken) if self._taken else None
+        try:
+            found = self._ask(self._advance)
+        except NotReady:
+            self._keep()  # this worker may be killed before the store is back
+            raise
+        self._taken, self._waiting = (found[0], found[1:]) if found else (None, [])
+        return path_of(self._taken) if self._taken else None
 
-        return self._ask(look)
+    def _advance(self, claims: Claims) -> list[Doc]:
+        """Record the end of the last job, if there is one; returns the jobs in hand."""
+        if self._is_unsure:
+            self._record(claims)
+            found = claims.in_hand()
+            self._is_unsure = False
+            return found or claims.take_batch(self._claim_batch)
+        if self._waiting:
+            self._record(claims)
+            left = self._waiting
+            while left and not claims.has(left[0]["_key"]):
+                left = left[1:]
+            if left:
+                return left
+        if self._unrecorded is None:
+            return claims.take_batch(self._claim_batch)
+        is_ours, found = claims.end_and_take(*self._unrecorded, self._claim_batch)
+        self._mark_recorded(is_ours=is_ours)
+        return found
 
     def claim(self, job: str) -> bool:
         """True: ``discover`` has claimed it already, in one step with finding it."""
         return self._taken is not None and path_of(self._taken) == job
 
     def complete(self, job: str, result: object) -> None:
-        self._end(job, End("done", check_result(result)))
+        self._unrecorded = (self._key(job), End("done", check_result(result)))
 
     def fail(self, job: str, error: Exception) -> None:
-        self._end(job, End("error", error=describe_error(error)))
+        self._unrecorded = (self._key(job), End("error", error=describe_error(error)))
 
     def release(self, job: str) -> None:
-        self._end(job, End("pending"))
+        """At once, with the rest of the batch: a worker that releases a job will wait."""
+        self._unrecorded = (self._key(job), End("pending"))
+        self._ask(self._record)
+        self._ask(self._put_back)
 
     def check_gpu(self) -> None:
         """NotReady if a recent check found that the GPU is not available."""
@@ -115,18 +138,12 @@ class StoreJobs:
             kept = self._keep()
             what = "is kept for the next worker" if kept else "is lost"
             log.error("the end of job %r could not be recorded: it %s", self._unrecorded[0], what)
+        with contextlib.suppress(NotReady):  # then the supervisor settles them
+            self._ask(self._put_back)
         self._forget_store()
 
     def _key(self, job: str) -> str:
         return key_of(self._pool, job)
-
-    def _end(self, job: str, end: End) -> None:
-        self._unrecorded = (self._key(job), end)
-        try:
-            self._ask(self._record)
-        except NotReady:
-            self._keep()  # this worker may be killed before the store is back
-            raise
 
     def _keep(self) -> bool:
         if self._unrecorded is None or self._unrecorded[1].status == "pending":
@@ -137,11 +154,22 @@ class StoreJobs:
     def _record(self, claims: Claims) -> None:
         if self._unrecorded is None:
             return
+        self._mark_recorded(is_ours=claims.end(*self._unrecorded))
+
+    def _mark_recorded(self, *, is_ours: bool) -> None:
+        if self._unrecorded is None:
+            return
         key, end = self._unrecorded
-        if not claims.end(key, end) and end.status != "pending":
+        if not is_ours and end.status != "pending":
             log.warning("job %r was settled meanwhile; its result is dropped", key)
         self._unrecorded = None
         self._owed.forget()
+
+    def _put_back(self, claims: Claims) -> None:
+        """Put what is left of the batch back into the queue."""
+        if self._waiting:
+            claims.put_back([doc["_key"] for doc in self._waiting])
+            self._waiting = []
 
     def _ask(self, question: Callable[[Claims], _Result]) -> _Result:
         try:

@@ -91,7 +91,7 @@ def _open_jobs(config: Config) -> bool:
 
 
 def _check_directory(scope: Scope, directory: str) -> Iterator[Concern]:
-    from nomarr_systemd.store.sqlite.file import check_private  # late: not for nomarrctl --help
+    from nomarr_systemd.store.sqlite.beside import check_private  # late: not for nomarrctl --help
     from nomarr_systemd.store.sqlite.store import FILES
 
     try:

@@ -85,6 +85,13 @@ class Store(Protocol):
         Returns the new revision; StaleRevision if it was changed or deleted meanwhile.
         """
 
+    def insert_all(self, collection: str, docs: Sequence[Doc]) -> list[str]:
+        """In a batch, if ``can_hold``: ``insert`` for each, in one statement where possible. After
+        KeyExists the batch is to be left."""
+
+    def replace_all(self, collection: str, docs: Sequence[Doc]) -> list[str]:
+        """The same for ``replace`` and StaleRevision. Not for the ledger."""
+
     def delete(self, collection: str, key: str, rev: str | None = None) -> bool:
         """Remove a document; False if there is none. With ``rev``: StaleRevision if it differs."""
 
@@ -105,9 +112,9 @@ class Store(Protocol):
         SQLite and PostgreSQL compare bytes and ArangoDB compares as its language does.
         """
 
-    def first(self, collection: str, where: Equal) -> Doc | None:
-        """In a batch, if ``can_hold``: the first document by key with these field values that no
-        other batch holds; this one holds it to its end."""
+    def first(self, collection: str, where: Equal, limit: int = 1) -> list[Doc]:
+        """In a batch, if ``can_hold``: the first documents by key with these field values that no
+        other batch holds; this one holds them to its end."""
 
     def count(self, collection: str, where: Equal) -> int:
         """Count documents with these field values, which must be identifiers (``check_words``)."""

@@ -307,6 +307,8 @@ def _settings(pool: Pool, config: Config) -> str:
         names = ("frame_interval_s", "stall_timeout_s", "gpu_health_max_age_s")
         values |= {name: getattr(pool.health, name) for name in names}
         values["idle_evict_s"] = pool.idle_evict_s
+        if pool.claim_batch > 1:  # else the units of earlier versions would change
+            values["claim_batch"] = pool.claim_batch
     values["store"] = {name: text for name, text in config.store._asdict().items() if text}
     return json.dumps(values, separators=(",", ":"))
 

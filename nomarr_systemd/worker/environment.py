@@ -23,6 +23,7 @@ class Settings(NamedTuple):
     stall_timeout_s: float = HealthRules().stall_timeout_s  # 0: the age of progress is not judged
     idle_evict_s: float = Pool("").idle_evict_s  # 0: never
     gpu_health_max_age_s: float = HealthRules().gpu_health_max_age_s
+    claim_batch: int = 1
     store: StoreSettings | None = None  # None: the worker has no queue
 
 
@@ -74,6 +75,9 @@ def _read_settings(text: str) -> Settings:
         raise ConfigError("NOMARR_SETTINGS is not a JSON object", hint=_HINT)
     known = {name: given[name] for name in Settings._fields if name in given}
     store = _read_store(known.pop("store", None))
+    batch = known.get("claim_batch", 1)
+    if type(batch) is not int or not 1 <= batch <= 1000:
+        raise ConfigError(f"NOMARR_SETTINGS: claim_batch is {str(batch)[:60]!r}", hint=_HINT)
     for name, value in known.items():
         # An interval of 0 would be a busy loop. NaN fails every comparison.
         least = 0.001 if name == "frame_interval_s" else 0

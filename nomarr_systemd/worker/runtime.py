@@ -301,6 +301,7 @@ class Runtime:
             self._environment.invocation,
             gpu_max_age_s=settings.gpu_health_max_age_s,
             state_directory=self._environment.state_directory,
+            claim_batch=settings.claim_batch,
         )
         return self._queue
 

@@ -1,105 +1,187 @@
-"""Jobs through the queue on SQLite: claim, do nothing, complete; and what finding one costs."""
+"""Jobs through the queue: claim, do nothing, complete, on SQLite and PostgreSQL, with one worker
+and more; and what finding one costs.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from functools import partial
+
+import psycopg2
 
 from nomarr_systemd.core.job import Owner
 from nomarr_systemd.jobs import queue
 from nomarr_systemd.jobs.claims import Claims, End
+from nomarr_systemd.store.protocol import Store
 from nomarr_systemd.store.sqlite.store import SqliteStore
 from tests.bench.books import bare_commit
 from tests.bench.timing import compare, repeat, report
+from tests.support.places import DATABASE, Place, dump_place
+from tests.support.postgres import ADMIN, Postgres, run_postgres
 
-JOBS = 2000
-WORKERS = (1, 2, 4)
+JOBS = 300  # in a round
+ROUNDS = 7
+WORKERS = (1, 2, 4, 8)
+BATCHES = (1, 16)
+COMMITS = 50
 FEW, MANY = 100, 1_000_000
 LOOKS = 200
 
-# Takes jobs until there are none; says how many.
+# At each line of input it does jobs until there are none, as the worker's runtime does.
 WORKER = """
 import os, sys
 from nomarr_systemd.core.job import Owner
 from nomarr_systemd.jobs.claims import Claims, End
-from nomarr_systemd.store.sqlite.store import SqliteStore
+from tests.support.places import load_place
 owner = Owner("worker:tag:0", os.urandom(16).hex())
-claims = Claims(SqliteStore(sys.argv[1], "work"), "tag", owner)
+claims, batch = Claims(load_place(sys.argv[1]).open("work"), "tag", owner), int(sys.argv[2])
+claims.take_batch(1)
 print("ready", flush=True)
-sys.stdin.readline()
-done = 0
-while job := claims.take_next():
-    claims.end(job["_key"], End("done"))
-    done += 1
-print(done)
+for line in sys.stdin:
+    done, jobs = 0, claims.take_batch(batch)
+    while jobs:
+        key, done = jobs.pop(0)["_key"], done + 1
+        if jobs:
+            claims.end(key, End("done"))
+            assert claims.has(jobs[0]["_key"])
+        else:
+            _, jobs = claims.end_and_take(key, End("done"), batch)
+    print(done, flush=True)
 """
 
 
-def fill(place: str, number: int) -> SqliteStore:
-    os.mkdir(place)
-    store = SqliteStore(place, "work")
-    paths = (f"/music/library/{n:07d}.flac" for n in range(number))
+def fill(store: Store, number: int, start: int = 0) -> None:
+    paths = (f"/music/library/{n:07d}.flac" for n in range(start, start + number))
     queue.add(store, "tag", paths, on_page=lambda *_: None)
-    return store
 
 
-def race(place: str, workers: int) -> float:
-    """Seconds until the queue is empty."""
-    children = [
-        subprocess.Popen(
-            [sys.executable, "-c", WORKER, place],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
+class Crew:
+    """Workers on one store, of which some do the jobs of a round."""
+
+    def __init__(self, place: Place, size: int, batch: int) -> None:
+        command = [sys.executable, "-c", WORKER, dump_place(place), str(batch)]
+        self._children = [
+            subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+            )
+            for _ in range(size)
+        ]
+        for each in self._children:
+            if self._hear(each) != "ready":
+                raise RuntimeError("a worker did not start")
+
+    def race(self, workers: int, jobs: int) -> float:
+        """Seconds until the queue is empty."""
+        chosen = self._children[:workers]
+        started = time.perf_counter()
+        for each in chosen:
+            if each.stdin is not None:
+                each.stdin.write("go\n")
+        done = [int(self._hear(each)) for each in chosen]
+        taken = time.perf_counter() - started
+        if sum(done) != jobs:
+            raise RuntimeError(f"not every job was done once: {done}")
+        return taken
+
+    def close(self) -> None:
+        for each in self._children:
+            each.communicate()
+
+    def _hear(self, child: subprocess.Popen[str]) -> str:
+        return child.stdout.readline().strip() if child.stdout is not None else ""
+
+
+@contextlib.contextmanager
+def on_sqlite(directory: str) -> Iterator[tuple[Place, Callable[[], object]]]:
+    place = tempfile.mkdtemp(dir=directory)
+    db, commit = bare_commit(f"{place}/bare.db")
+    with contextlib.closing(db):
+        yield Place(place), commit
+
+
+@contextlib.contextmanager
+def on_postgres(server: Postgres) -> Iterator[tuple[Place, Callable[[], object]]]:
+    """The server with nothing in it, and one bare durable commit of it."""
+    server.sql(f"DROP DATABASE IF EXISTS {DATABASE}", f"CREATE DATABASE {DATABASE}")
+    connection = psycopg2.connect(
+        host=server.host, port=server.port, user=ADMIN, password=server.password, dbname=DATABASE
+    )
+    connection.autocommit = True
+    with contextlib.closing(connection), connection.cursor() as cursor:
+        cursor.execute("CREATE TABLE bare (key int PRIMARY KEY, body text)")
+        cursor.execute("INSERT INTO bare VALUES (0, '')")
+        sql = "UPDATE bare SET body = body || 'x'"
+        yield Place("", server, DATABASE), partial(cursor.execute, sql)
+
+
+Begin = Callable[[], contextlib.AbstractContextManager[tuple[Place, Callable[[], object]]]]
+
+
+def measure_queue(name: str, begin: Begin) -> None:
+    """Rounds of all numbers of workers in turn, each beside bare commits: so a busy moment of the
+    machine or its disk hits all of them. Medians."""
+    for batch in BATCHES:
+        costs: dict[int, list[float]] = {workers: [] for workers in WORKERS}
+        rates: dict[int, list[float]] = {workers: [] for workers in WORKERS}
+        floors = []
+        with (
+            begin() as (place, commit),
+            contextlib.closing(place.open("work")) as store,
+            contextlib.closing(Crew(place, max(WORKERS), batch)) as crew,
+        ):
+            for number in range(ROUNDS * len(WORKERS)):
+                workers = WORKERS[number % len(WORKERS)]
+                fill(store, JOBS, number * JOBS)
+                (before,) = compare([commit], COMMITS)
+                seconds = crew.race(workers, JOBS) / JOBS
+                (after,) = compare([commit], COMMITS)
+                floors.append((before + after) / 2)
+                costs[workers].append(seconds / floors[-1])
+                rates[workers].append(1 / seconds)
+        alone = statistics.median(rates[1])
+        for workers in WORKERS:
+            rate = statistics.median(rates[workers])
+            report(
+                f"{name}: {workers} workers, claim_batch {batch}",
+                f"{rate:.0f} jobs/s",
+                f"{statistics.median(costs[workers]):.2f} bare commits each;"
+                f" {rate / alone:.2f} of one worker's rate",
+            )
+        report(
+            f"  to one bare durable commit of {name}", f"{statistics.median(floors) * 1e3:.2f} ms"
         )
-        for _ in range(workers)
-    ]
-    for child in children:
-        if child.stdout is None or child.stdout.readline() != "ready\n":
-            raise RuntimeError("a worker did not start")
-    started = time.perf_counter()
-    for child in children:
-        if child.stdin is not None:
-            child.stdin.write("go\n")
-            child.stdin.flush()
-    outputs = [child.communicate()[0] for child in children]
-    taken = time.perf_counter() - started
-    if sum(map(int, outputs)) != JOBS:
-        raise RuntimeError(f"not every job was done once: {outputs}")
-    return taken
 
 
 def measure() -> None:
     # In the working directory: /tmp may be memory, where a commit costs nothing.
     with tempfile.TemporaryDirectory(dir=os.curdir, prefix=".bench-") as directory:
-        for workers in WORKERS:
-            place = f"{directory}/{workers}"
-            fill(place, JOBS).close()
-            db, commit = bare_commit(f"{place}/bare.db")
-            (floor,) = compare([commit], 300)
-            db.close()
-            seconds = race(place, workers)
-            report(
-                f"claim, do nothing, complete: {workers} workers",
-                f"{JOBS / seconds:.0f} jobs/s",
-                f"{seconds / JOBS / floor:.2f} bare commits each",
-            )
-        report("  to one bare durable commit", f"{floor * 1e3:.2f} ms")
-        looks = []
-        for number in (FEW, MANY):
-            store = fill(f"{directory}/{number}", number)
-            claims = Claims(store, "tag", Owner("worker:tag:0", "a" * 32))
-            # Half of them done would be kinder: all pending is the longest queue there is.
-            where = {"pool": "tag", "status": "pending"}
-            looks.append(repeat(partial(store.find, queue.JOBS, where, limit=1), LOOKS))
-            job = claims.take_next()
-            if job is None:
-                raise RuntimeError("there is no job")
-            claims.end(job["_key"], End("done"))
-        few, many = compare(looks, 20)
-        report(f"find a job among {FEW}", f"{few / LOOKS * 1e6:.0f} µs")
-        report(f"find a job among {MANY:,}", f"{many / few:.2f} times that", "bar 2")
+        measure_queue("SQLite", partial(on_sqlite, directory))
+        with run_postgres() as running:
+            measure_queue("PostgreSQL", partial(on_postgres, running.server))
+        measure_finding(directory)
+
+
+def measure_finding(directory: str) -> None:
+    looks = []
+    for number in (FEW, MANY):
+        os.mkdir(f"{directory}/{number}")
+        store = SqliteStore(f"{directory}/{number}", "work")
+        fill(store, number)
+        claims = Claims(store, "tag", Owner("worker:tag:0", "a" * 32))
+        # Half of them done would be kinder: all pending is the longest queue there is.
+        where = {"pool": "tag", "status": "pending"}
+        looks.append(repeat(partial(store.find, queue.JOBS, where, limit=1), LOOKS))
+        job = claims.take_next()
+        if job is None:
+            raise RuntimeError("there is no job")
+        claims.end(job["_key"], End("done"))
+    few, many = compare(looks, 20)
+    report(f"find a job among {FEW}", f"{few / LOOKS * 1e6:.0f} µs")
+    report(f"find a job among {MANY:,}", f"{many / few:.2f} times that", "bar 2")

@@ -111,6 +111,32 @@ def test_a_worker_that_is_stopped_says_its_last_words(start: Start, jobs: Jobs) 
     assert jobs.store.find(CLAIMS) == []
 
 
+@pytest.mark.parametrize("how", ["kill", "stop"])
+def test_a_batch_whose_worker_ends_in_the_middle(start: Start, jobs: Jobs, how: str) -> None:
+    """Only the job in hand has crashed; the others are free at once, and untouched."""
+    jobs.add("/x/a", "/x/wait", "/x/y", "/x/z", "/z")
+    worker = start("FromQueue", jobs.settings | {"claim_batch": 4})
+    worker.until_frame(job="/x/wait")
+    assert len(jobs.store.find(CLAIMS)) == 3
+    if how == "kill":
+        worker.child.kill()
+        worker.wait()
+        pool = Pool("tag", crash_policy="restart-requeue-in-flight")
+        settle(jobs.store, pool, RunEnd("worker:tag:0", INVOCATION, "killed by signal 9", 1))
+    else:
+        worker.child.send_signal(signal.SIGTERM)
+        worker.tell("go on")
+        assert worker.wait() == 0
+    assert jobs.store.find(CLAIMS) == []
+    assert (jobs.job("/x/a")["status"], jobs.job("/x/a")["attempts"]) == ("done", 1)
+    in_hand = jobs.job("/x/wait")
+    crashes = len(in_hand.get("crashes", ()))
+    assert (in_hand["status"], crashes) == (("pending", 1) if how == "kill" else ("done", 0))
+    for path in ("/x/y", "/x/z", "/z"):
+        job = jobs.job(path)
+        assert (job["status"], job["attempts"], job.get("crashes")) == ("pending", 0, None)
+
+
 def test_a_result_outlives_its_worker(start: Start, jobs: Jobs, tmp_path: Path) -> None:
     """Killed while the store is away: what it could not record, the next worker does."""
     jobs.add("/x/wait")

@@ -15,6 +15,7 @@ import pytest
 from nomarr_systemd.core.errors import KeyExists, StaleRevision, StoreError
 from nomarr_systemd.ledger.public import Publisher
 from nomarr_systemd.store.protocol import POLICY_LEDGER, Store
+from tests.support.capabilities import NOT_HERE
 from tests.support.places import own
 
 Opener = Callable[..., Store]
@@ -178,3 +179,46 @@ class TestHandles:
         assert json.loads(file.read_text()) == {"host": "", "restart_count": 2}
         store.delete(POLICY_LEDGER, "worker:tag:0")
         assert not file.exists()
+
+
+class TestMany:
+    """Of stores that can hold: several documents in one step of a batch."""
+
+    @pytest.fixture
+    def work(self, open_store: Opener) -> Store:
+        work = open_store("work")
+        if not work.can_hold:
+            with pytest.raises(StoreError, match="holds no documents"):
+                work.insert_all("jobs", [])
+            pytest.skip(f"{NOT_HERE}ArangoDB holds no documents")
+        return work
+
+    def test_all_are_written_with_revisions_that_hold(self, work: Store) -> None:
+        docs: list[dict[str, Any]] = [
+            {"_key": f"k{n}", "pool": "tag", "n": n, "text": "ä\0"} for n in range(5)
+        ]
+        with work.batch():
+            revs = work.insert_all("jobs", docs)
+            assert work.insert_all("jobs", []) == []
+        held = [doc | {"_rev": rev} for doc, rev in zip(docs, revs, strict=True)]
+        assert work.find("jobs") == held
+        with work.batch():
+            assert work.first("jobs", {"pool": "tag"}, 3) == held[:3]
+            revs = work.replace_all("jobs", [doc | {"n": -doc["n"]} for doc in held[:3]])
+            assert work.replace_all("jobs", []) == []
+        assert [(doc["_rev"], doc["n"]) for doc in work.find("jobs")[:3]] == [
+            (rev, -n) for n, rev in enumerate(revs)
+        ]
+        assert work.find("jobs")[3:] == held[3:]
+
+    def test_one_that_is_taken_or_stale_undoes_the_batch(self, work: Store) -> None:
+        rev = work.insert("jobs", {"_key": "b"})
+        with pytest.raises(KeyExists), work.batch():
+            work.insert_all("jobs", [{"_key": each} for each in "abc"])
+        with work.batch():
+            revs = work.insert_all("jobs", [{"_key": each} for each in "ac"])
+        work.replace("jobs", {"_key": "c", "_rev": revs[1], "n": 1})
+        stale = [{"_key": "b", "_rev": rev, "n": 2}, {"_key": "c", "_rev": revs[1], "n": 2}]
+        with pytest.raises(StaleRevision), work.batch():
+            work.replace_all("jobs", stale)
+        assert [doc.get("n") for doc in work.find("jobs")] == [None, None, 1]

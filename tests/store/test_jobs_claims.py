@@ -4,6 +4,7 @@ pool that fails has its pending jobs failed by one statement.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any
@@ -147,3 +148,59 @@ def test_a_pool_that_fails_has_its_pending_jobs_failed_by_one_statement(
     assert queue.JOBS not in written
     error = queue.find(store, "tag", "/0007")["error"]
     assert (error["type"], error["cause"]) == ("WorkerCrashedError", "killed by signal 9")
+
+
+def test_a_pool_fails_while_its_workers_take_jobs(place: Place, store: Store) -> None:
+    """Each job has one end: done before, or failed with the pool; none is left, none has both."""
+    queue.add(store, "tag", [f"/{n:03d}" for n in range(120)], on_page=lambda *_: None)
+    done: list[list[str]] = [[], [], []]
+    begun = threading.Barrier(len(done) + 1)
+
+    def work(number: int) -> None:
+        with closing(place.open("work")) as own:
+            claims = claims_of(own, f"{number:032x}")
+            docs = claims.take_batch(2)
+            begun.wait()
+            while docs:
+                key = docs.pop(0)["_key"]
+                if docs:
+                    ours = claims.end(key, End("done"))
+                else:
+                    ours, docs = claims.end_and_take(key, End("done"), 2)
+                done[number] += [key] if ours else []
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(len(done))]
+    for each in threads:
+        each.start()
+    begun.wait()
+    pool = POOL._replace(crash_policy="fail-pool")
+    assert settle(store, pool, RunEnd("worker:tag:9", OTHER, "killed", 7))[0].fail_pool
+    for each in threads:
+        each.join()
+    counts = queue.count(store, "tag")
+    ended = [key for each in done for key in each]
+    assert len(ended) == len(set(ended)) == counts["done"]
+    assert counts["done"] + counts["error"] == 122
+    assert store.find(CLAIMS) == []
+
+
+class TestJobOfRun:
+    """What ``why`` shows of a run that died, when the supervisor no longer knows it."""
+
+    def test_it_is_the_one_in_hand_and_no_other(self, store: Store) -> None:
+        queue.add(store, "tag", ["/c"], on_page=lambda *_: None)
+        claims = claims_of(store)
+        assert queue.find_of_run(store, "tag", RUN) is None
+        (first, *_) = claims.take_batch(1)
+        claims.end_and_take(first["_key"], End("done"), 2)
+        found = queue.find_of_run(store, "tag", RUN)
+        assert (found or {})["path"] == "/b"
+        settle(store, POOL, RunEnd("worker:tag:0", RUN, "killed", 7))
+        found = queue.find_of_run(store, "tag", RUN)
+        assert (found or {})["path"] == "/b"  # also when it is settled, and pending again
+
+    def test_a_run_that_had_none_has_none(self, store: Store) -> None:
+        claims = claims_of(store)
+        while doc := claims.take_next():
+            claims.end(doc["_key"], End("done"))
+        assert queue.find_of_run(store, "tag", RUN) is None

@@ -30,6 +30,7 @@ class Pit:
 
     def __init__(self, place: Place, store: Store, pool: Pool, marks: str) -> None:
         self.place, self.store, self.pool, self.marks = place, store, pool, marks
+        self.put_back = 0  # jobs of a batch that their dead worker had not begun
         self.begun: collections.Counter[str] = collections.Counter()
         self.ended: collections.Counter[str] = collections.Counter()
         self.outcomes: list[Outcome] = []
@@ -41,7 +42,8 @@ class Pit:
 
     def start(self, number: int) -> None:
         invocation = f"{next(_invocations):032x}"
-        child = start(self.place, f"worker:tag:{number}", invocation, self.marks, self._write)
+        component, batch = f"worker:tag:{number}", self.pool.claim_batch
+        child = start(self.place, component, invocation, self.marks, batch, self._write)
         self.children[number] = (invocation, child)
 
     def bury(self, number: int, *, again: bool = True) -> None:
@@ -50,6 +52,7 @@ class Pit:
         child.kill()
         child.communicate()
         end = RunEnd(f"worker:tag:{number}", invocation, "killed by signal 9", 1)
+        self.put_back += max(0, len(self.store.find(CLAIMS, {"invocation": invocation})) - 1)
         outcome, _ = settle(self.store, self.pool, end)
         assert settle(self.store, self.pool, end._replace(wall_ms=2)) == (outcome, False)
         self.outcomes.append(outcome)
@@ -80,14 +83,15 @@ class Pit:
         os.close(self._read)
 
 
+@pytest.mark.parametrize("batch", [1, 7])
 @pytest.mark.parametrize("policy", ["restart-fail-in-flight", "restart-requeue-in-flight"])
-def test_every_job_ends_once(place: Place, tmp_path: Path, policy: CrashPolicy) -> None:
-    number = 2000 if place.server is None else 200
+def test_every_job_ends_once(place: Place, tmp_path: Path, policy: CrashPolicy, batch: int) -> None:
+    number = 200 if place.server is not None else 2000 if batch == 1 else 600
     paths = [f"/music/{n:05d}.flac" for n in range(number)]
     paths += [f"/music/{n:05d}.{BROKEN}" for n in range(20)]
     paths += [f"/music/{n:05d}.{POISON}" for n in range(3)]
     store = place.open("work")
-    pool = Pool("tag", workers=WORKERS, crash_policy=policy)
+    pool = Pool("tag", workers=WORKERS, crash_policy=policy, claim_batch=batch)
     queue.add(store, "tag", paths, on_page=lambda *_: None)
     marks = tmp_path / "marks"
     marks.mkdir()
@@ -97,7 +101,7 @@ def test_every_job_ends_once(place: Place, tmp_path: Path, policy: CrashPolicy) 
         while (left := queue.count(store, "tag"))["pending"] + left["running"]:
             pit.bury_the_dead()
             lines += pit.read()
-            if lines >= due and left["pending"] > WORKERS:
+            if lines >= due and left["pending"] > WORKERS * batch:
                 due = lines + number // 10
                 pit.bury(random.randrange(WORKERS))
     finally:
@@ -122,6 +126,7 @@ def test_every_job_ends_once(place: Place, tmp_path: Path, policy: CrashPolicy) 
             assert (doc["status"], crashes) == ("quarantined", 2)
         elif doc["status"] != "quarantined":
             assert doc["status"] == ("error" if BROKEN in path else "done")
+    assert bool(pit.put_back) == (batch > 1 and store.can_hold)
     settled = sum(len(outcome.settled) for outcome in pit.outcomes)
     assert settled == sum(len(doc.get("crashes", ())) for doc in docs.values())
     store.close()

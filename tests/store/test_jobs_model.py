@@ -31,9 +31,9 @@ from nomarr_systemd.core.job import (
 from nomarr_systemd.jobs import queue
 from nomarr_systemd.jobs.claims import CLAIMS, Claims, End
 from nomarr_systemd.jobs.settlement import clear_pool, failure_of, settle
-from nomarr_systemd.store.protocol import Store
+from nomarr_systemd.store.protocol import Doc, Store
 from tests.support.depth import times
-from tests.support.places import Place
+from tests.support.places import Place, keys_of
 
 PATHS = ["/a", "/b/ä", "/c\udcff", "/d\n"]
 UNCOUNTED = (STOPPED, REBOOTED, LEFT)
@@ -49,10 +49,14 @@ class Run:
         self.invocation = f"{next(_invocations):032x}"
         self.claims = Claims(store, "tag", Owner(self.component_id, self.invocation))
         self.job: str | None = None  # it may have been failed with its pool meanwhile
+        self.rest: list[str] = []  # of its batch, by key
 
-    def has(self, model: dict[str, dict[str, Any]]) -> bool:
-        job = model.get(self.job or "")
+    def has(self, model: dict[str, dict[str, Any]], key: str | None = None) -> bool:
+        job = model.get(key or self.job or "")
         return job is not None and (job["status"], job["by"]) == ("running", self.invocation)
+
+    def move_on(self) -> None:
+        self.job = self.rest.pop(0) if self.rest else None
 
 
 class Machine(RuleBasedStateMachine):
@@ -78,18 +82,46 @@ class Machine(RuleBasedStateMachine):
             len(new),
         )
         for key in new:
-            self.model[key] = {"status": "pending", "by": "", "dead": []}
+            self.model[key] = {"status": "pending", "by": "", "dead": [], "tries": 0}
+
+    @rule(number=st.integers(0, 2), most=st.sampled_from([1, 1, 2, 3]))
+    def take(self, number: int, most: int) -> None:
+        run = self.runs[number]
+        if run.job is None:
+            self._hold_all(run, run.claims.take_batch(most), most)
+
+    def _hold_all(self, run: Run, docs: list[Doc], most: int) -> None:
+        """The lowest that are free, in the order of keys."""
+        pending = sorted(key for key, job in self.model.items() if job["status"] == "pending")
+        assert keys_of(docs) == pending[: most if self.store.can_hold else 1]
+        for key in keys_of(docs):
+            self._hold(run, key)
+        run.job, run.rest = None, keys_of(docs)
+        run.move_on()
+
+    @rule(number=st.integers(0, 2), most=st.sampled_from([1, 2]))
+    def end_and_take(self, number: int, most: int) -> None:
+        run = self.runs[number]
+        if run.job is None or run.rest:
+            return
+        ours = run.has(self.model)
+        is_ours, docs = run.claims.end_and_take(run.job, End("done"), most)
+        there = self.model.get(run.job, {"status": "", "by": ""})
+        known = (there["status"], there["by"]) == ("done", run.invocation)  # by a call before
+        assert is_ours == (ours or known)
+        if ours:
+            there["status"] = "done"
+        self._hold_all(run, docs, most)
 
     @rule(number=st.integers(0, 2))
-    def take(self, number: int) -> None:
+    def put_back(self, number: int) -> None:
         run = self.runs[number]
-        pending = sorted(key for key, job in self.model.items() if job["status"] == "pending")
-        if run.job is not None:
-            return
-        doc = run.claims.take_next()
-        assert (doc["_key"] if doc else None) == (pending[0] if pending else None)
-        if doc is not None:
-            self._hold(run, doc["_key"])
+        run.claims.put_back(run.rest)
+        for key in run.rest:
+            if run.has(self.model, key):
+                self.model[key]["status"] = "pending"
+                self.model[key]["tries"] -= 1
+        run.rest = []
 
     @rule(number=st.integers(0, 2), key=st.sampled_from([job.key_of("tag", p) for p in PATHS]))
     def take_by_key(self, number: int, key: str) -> None:
@@ -106,6 +138,7 @@ class Machine(RuleBasedStateMachine):
     def _hold(self, run: Run, key: str) -> None:
         run.job = key
         self.model[key] |= {"status": "running", "by": run.invocation}
+        self.model[key]["tries"] += 1
 
     @rule(number=st.integers(0, 2), status=st.sampled_from(["done", "error", "pending"]))
     def end(self, number: int, status: str) -> None:
@@ -116,14 +149,14 @@ class Machine(RuleBasedStateMachine):
         ours = run.has(self.model)
         # What was failed with its pool stays failed, by whose hand does not matter.
         if not ours and self.model.get(run.job, {}).get("status") == status == "error":
-            run.job = None
+            run.move_on()
             return
         assert run.claims.end(run.job, ended) == ours
         if ours:
             self.model[run.job]["status"] = status
             if status != "pending":
                 assert run.claims.end(run.job, ended)  # said again
-        run.job = None
+        run.move_on()
 
     @rule(
         number=st.integers(0, 2),
@@ -160,7 +193,12 @@ class Machine(RuleBasedStateMachine):
             self.crashes = 0
         counted = end.counted
         self.crashes += counted
-        if run.job is not None and run.has(self.model):
+        hand = [key for key in (run.job, *run.rest) if key and run.has(self.model, key)]
+        for key in hand[1:]:
+            self.model[key]["status"] = "pending"
+            self.model[key]["tries"] -= 1
+        if hand:
+            run.job = hand[0]
             job = self.model[run.job]
             job["status"] = "pending" if policy == "restart-requeue-in-flight" else "error"
             if counted:
@@ -245,7 +283,15 @@ class Machine(RuleBasedStateMachine):
             key: job["status"] for key, job in self.model.items()
         }
         claims = {doc["job"]: doc["invocation"] for doc in self.store.find(CLAIMS)}
-        held = {run.job: run.invocation for run in self.runs if run.has(self.model)}
+        held = {
+            key: run.invocation
+            for run in self.runs
+            for key in (run.job, *run.rest)
+            if key and run.has(self.model, key)
+        }
+        assert {key: doc["attempts"] for key, doc in docs.items()} == {
+            key: job["tries"] for key, job in self.model.items()
+        }
         assert claims == held
         running = [key for key, job in self.model.items() if job["status"] == "running"]
         assert sorted(claims) == sorted(running)

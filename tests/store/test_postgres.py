@@ -264,11 +264,11 @@ class TestDocuments:
         first.add("jobs", [{"_key": key, "pool": "tag", "status": "pending"} for key in "abc"])
         where = {"pool": "tag", "status": "pending"}
         with first.batch():
-            assert (first.first("jobs", where) or {})["_key"] == "a"
+            assert first.first("jobs", where)[0]["_key"] == "a"
             with second.batch():
-                assert (second.first("jobs", where) or {})["_key"] == "b"
+                assert second.first("jobs", where)[0]["_key"] == "b"
         with second.batch():
-            assert (second.first("jobs", where) or {})["_key"] == "a"
+            assert second.first("jobs", where)[0]["_key"] == "a"
 
 
 @pytest.fixture(scope="module")

@@ -70,7 +70,7 @@ def test_an_argument_survives_quoting_on_one_line(argument: str) -> None:
 
 
 def test_a_python_worker() -> None:
-    text = render(parse(POOL + "watchdog_s = 0.25\nstop_timeout_s = 1.0005"))
+    text = render(parse(POOL + "watchdog_s = 0.25\nstop_timeout_s = 1.0005\nclaim_batch = 4"))
     assert text.startswith(MARK)
     service = sections(text)["Service"]
     assert 'Environment="NOMARR_COMPONENT_ID=worker:tag:0"' in service
@@ -84,7 +84,8 @@ def test_a_python_worker() -> None:
     [line] = [line for line in service if "NOMARR_SETTINGS=" in line]
     told = read_as_systemd(line.removeprefix("Environment="))
     settings = json.loads(told.removeprefix("NOMARR_SETTINGS="))
-    assert settings["stall_timeout_s"] == 300
+    assert (settings["stall_timeout_s"], settings["claim_batch"]) == (300, 4)
+    assert "claim_batch" not in render(parse(POOL))  # else an upgrade would restart all workers
     assert settings.keys() == set(Settings._fields)  # what the worker reads, and no more
 
 

@@ -184,8 +184,17 @@ class ArangoStore:
                 raise self._link.strange(f"{collection} (too large, or without an end)")
         return docs
 
-    def first(self, collection: str, where: Equal) -> Doc | None:  # noqa: ARG002 (the contract's)
-        raise StoreError("ArangoDB holds no documents: each write is a request of its own")
+    def first(self, collection: str, where: Equal, limit: int = 1) -> list[Doc]:  # noqa: ARG002
+        raise self._holds_nothing()
+
+    def insert_all(self, collection: str, docs: Sequence[Doc]) -> list[str]:  # noqa: ARG002
+        raise self._holds_nothing()
+
+    def replace_all(self, collection: str, docs: Sequence[Doc]) -> list[str]:  # noqa: ARG002
+        raise self._holds_nothing()
+
+    def _holds_nothing(self) -> StoreError:
+        return StoreError("ArangoDB holds no documents: each write is a request of its own")
 
     def count(self, collection: str, where: Equal) -> int:
         query = queries.count(collection, where)

@@ -101,6 +101,31 @@ class PostgresStore:
         self._written(collection, key)
         return rev
 
+    def insert_all(self, collection: str, docs: Sequence[Doc]) -> list[str]:
+        rows = [(check_key(doc.get("_key")), statements.to_body(doc)) for doc in docs]
+        revs = [_new_rev() for _ in rows]
+        if self._insert_all(collection, rows, " ON CONFLICT DO NOTHING", revs) != len(rows):
+            raise KeyExists(f"one of {len(rows)} documents of {collection} exists already")
+        for key, _ in rows:
+            self._written(collection, key)
+        return revs
+
+    def replace_all(self, collection: str, docs: Sequence[Doc]) -> list[str]:
+        table = self._table(collection)
+        revs, values = [_new_rev() for _ in docs], list[object]()
+        for doc, rev in zip(docs, revs, strict=True):
+            key = check_key(doc.get("_key"))
+            values += [key, _check_rev(f"{collection}/{key}", doc.get("_rev"))]
+            values += [rev, statements.to_body(doc)]
+        sql = (
+            f"UPDATE {table} AS old SET rev = new.rev, body = new.body::json"
+            f" FROM (VALUES {', '.join(['(%s, %s, %s, %s)'] * len(docs))})"
+            " AS new (key, was, rev, body) WHERE old.key = new.key AND old.rev = new.was"
+        )
+        if docs and self._link.run(collection, sql, values).changed != len(docs):
+            raise StaleRevision(f"one of {len(docs)} documents of {collection} was changed")
+        return revs
+
     def delete(self, collection: str, key: str, rev: str | None = None) -> bool:
         what = f"{collection}/{check_key(key)}"
         sql, values = f"DELETE FROM {self._table(collection)} WHERE key = %s", [key]
@@ -152,14 +177,13 @@ class PostgresStore:
                 page = min(page * 8, _MAX_PAGE)
         return docs
 
-    def first(self, collection: str, where: Equal) -> Doc | None:
+    def first(self, collection: str, where: Equal, limit: int = 1) -> list[Doc]:
         if self._unpublished is None:
             raise StoreError("a document is held only inside a batch")
         condition, values = statements.where(where)
         ordered = statements.order_by("_key", descending=False)
         sql = f"SELECT key, rev, body::text FROM {self._table(collection)}{condition}{ordered}"
-        docs = self._read(collection, f"{sql} LIMIT 1 FOR UPDATE SKIP LOCKED", values)
-        return docs[0] if docs else None
+        return self._read(collection, f"{sql} LIMIT {int(limit)} FOR UPDATE SKIP LOCKED", values)
 
     def count(self, collection: str, where: Equal) -> int:
         condition, values = statements.where(check_words(where))
@@ -264,13 +288,22 @@ class PostgresStore:
             raise self._strange(what)
         return int(rows[0][0])
 
-    def _insert_all(self, collection: str, rows: list[tuple[str, str]], suffix: str) -> int:
+    def _insert_all(
+        self,
+        collection: str,
+        rows: list[tuple[str, str]],
+        suffix: str,
+        revs: Sequence[str] | None = None,
+    ) -> int:
         """Insert all in one statement; returns how many were new."""
         table = self._table(collection)
         if not rows:
             return 0
         places = ", ".join(["(%s, %s, %s::json)"] * len(rows))
-        values = [value for key, body in rows for value in (key, _new_rev(), body)]
+        revs = revs or [_new_rev() for _ in rows]
+        values = [
+            value for (key, body), rev in zip(rows, revs, strict=True) for value in (key, rev, body)
+        ]
         sql = f"INSERT INTO {table} VALUES {places}{suffix}"
         return self._link.settle(collection, sql, values).changed
 

@@ -7,11 +7,9 @@ is set aside with its companions and a new one begun. The caller says which tabl
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import re
 import sqlite3
-import stat
 import time
 from collections.abc import Callable, Iterator
 from typing import Final, TypeVar
@@ -24,16 +22,16 @@ from nomarr_systemd.core.errors import (
     StoreUnavailable,
 )
 from nomarr_systemd.core.text import clean
-from nomarr_systemd.host.files import locked, share
-from nomarr_systemd.host.ownership import find_exposed, find_exposed_file
+from nomarr_systemd.host.files import locked
+from nomarr_systemd.store.sqlite.beside import COMPANIONS, check_private, create, read_note
+from nomarr_systemd.store.sqlite.turn import Turn
 
 APPLICATION_ID: Final = 0x6E6F6D72  # "nomr", so that no other program's file is taken for ours
 
 _BUSY = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_PROTOCOL")
 _CORRUPT = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
 _STAMP: Final = re.compile(r"\d{8}T\d{6}Z(?:-\d{1,4})?\n")
-_COMPANIONS: Final = ("-shm", "-wal", "")  # the database last
-_BESIDE: Final = (".lock", ".setting-aside")
+_POLITE_S: Final = 0.1  # how long a transaction that is to begin lets others begin theirs first
 _MAX_WHY: Final = 300  # characters of SQLite's message, which may quote the file
 T = TypeVar("T")
 Statement = Callable[[sqlite3.Connection], T]
@@ -41,6 +39,10 @@ Statement = Callable[[sqlite3.Connection], T]
 
 class _Moved(Exception):
     """The file under our connection is no longer the one at its path."""
+
+
+class _StayedLocked(StoreUnavailable):
+    """Another process holds SQLite's lock, or the next one was always faster."""
 
 
 class SqliteFile:
@@ -70,19 +72,21 @@ class SqliteFile:
         self._db: sqlite3.Connection | None = None
         self._identity = (0, 0)
         self._transacting = False
+        self._turn = None if private else Turn(f"{path}.turn")
 
     @property
     def in_transaction(self) -> bool:
         return self._db is not None and self._db.in_transaction
 
-    def run(self, statement: Statement[T]) -> T:
+    def run(self, statement: Statement[T], patience_s: float | None = None) -> T:
         """Run a statement and return its result; outside a transaction it is durable then.
 
         Raises StoreError; inside a transaction, StoreUnavailable if the file was lost: then the
         whole transaction is lost.
         """
-        deadline = time.monotonic() + self._patience_s
-        pause_s = 0.0005
+        patience_s = self._patience_s if patience_s is None else patience_s
+        deadline = time.monotonic() + patience_s
+        pause_s = 0.0001
         while True:
             within = self.in_transaction
             if self._transacting and not within:
@@ -107,7 +111,7 @@ class SqliteFile:
                     self.close()
                     raise _unavailable(self.path, name, error) from error
                 elif late:
-                    raise StoreUnavailable(
+                    raise _StayedLocked(
                         f"{self.path} stayed locked for {self._patience_s:g} s",
                         hint=f"see which process holds it: fuser -v {self.path}",
                     ) from error
@@ -118,7 +122,7 @@ class SqliteFile:
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
         """All that is run inside becomes durable at its end, or, on an exception, nothing."""
-        self.run(lambda db: db.execute("BEGIN IMMEDIATE"))
+        self._begin()
         self._transacting = True  # from here on run() refuses statements outside it
         try:
             yield
@@ -133,10 +137,25 @@ class SqliteFile:
         finally:
             self._transacting = False
 
+    def _begin(self) -> None:
+        """Begin a transaction, in turn with other processes if it takes long."""
+        deadline = time.monotonic() + self._patience_s
+        if self._turn is None:
+            self.run(_begin_immediately)
+            return
+        self._turn.give_way(deadline)
+        try:
+            self.run(_begin_immediately, min(_POLITE_S, self._patience_s))
+        except _StayedLocked:
+            with self._turn.taken(deadline):
+                self.run(_begin_immediately, max(0.0, deadline - time.monotonic()))
+
     def close(self) -> None:
         if self._db is not None:
             self._db.close()
             self._db = None
+        if self._turn is not None:
+            self._turn.close()
 
     def set_aside(self, why: str) -> None:
         """Rename the corrupt file and its companions; the next statement begins a new one.
@@ -178,7 +197,7 @@ class SqliteFile:
         import logging  # a rare and loud path; the usual start-up should not pay for the import
 
         try:
-            note = _read_note(self._note)
+            note = read_note(self._note)
         except FileNotFoundError:
             return  # another process was faster
         if not _STAMP.fullmatch(note):
@@ -186,7 +205,7 @@ class SqliteFile:
             return
         aside = self._aside(note.strip())
         # The database last: a new one must never get the old one's write-ahead log.
-        for companion in _COMPANIONS:
+        for companion in COMPANIONS:
             with contextlib.suppress(FileNotFoundError):
                 os.rename(self.path + companion, aside + companion)
         os.unlink(self._note)
@@ -216,7 +235,7 @@ class SqliteFile:
             if os.path.lexists(self._note):
                 with self._lock():
                     self._finish_setting_aside()
-            _create(self.path)
+            create(self.path)
         except OSError as error:
             raise StoreUnavailable(
                 f"cannot open {self.path}: {error.strerror}",
@@ -314,56 +333,13 @@ class SqliteFile:
             yield
 
 
-def check_private(path: str) -> None:
-    """StoreRefused if others may change the database at ``path``, the files beside it, its
-    directory or a parent of that. Nothing is created or changed."""
-    directory = os.path.dirname(path)
-    exposed = find_exposed(directory)
-    for suffix in (*_COMPANIONS, *_BESIDE):
-        exposed = exposed or find_exposed_file(path + suffix)
-    if exposed is not None:
-        raise StoreRefused(
-            f"{path} could be replaced by others: {exposed.why}",
-            hint=f"{exposed.mend}, or point [store] url at a directory of its own",
-        )
+def _begin_immediately(db: sqlite3.Connection) -> None:
+    db.execute("BEGIN IMMEDIATE")
 
 
 def _indexed(sql: str) -> str:
     """The table and the columns of a CREATE INDEX statement."""
     return sql.partition(" ON ")[2]
-
-
-def _create(path: str) -> None:
-    """Make an empty file of the right mode, if there is none.
-
-    An existing file must not be opened and closed: by the rules of POSIX, that would drop every
-    lock that this process has on it.
-    """
-    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    try:
-        fd = os.open(path, flags, 0o600)
-        try:
-            share(fd, os.path.dirname(path))
-        finally:
-            os.close(fd)
-    except FileExistsError:
-        if os.path.islink(path):
-            raise OSError(errno.ELOOP, "it is a symbolic link") from None
-
-
-def _read_note(path: str) -> str:
-    """The first bytes of a plain file; empty if it is no plain file."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            return ""
-        raise
-    try:
-        is_plain = stat.S_ISREG(os.fstat(fd).st_mode)
-        return os.read(fd, 64).decode("ascii", "replace") if is_plain else ""
-    finally:
-        os.close(fd)
 
 
 def _read_text(raw: bytes) -> str:

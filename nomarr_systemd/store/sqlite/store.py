@@ -89,6 +89,12 @@ class SqliteStore:
         self._written(collection, key)
         return rev
 
+    def insert_all(self, collection: str, docs: Sequence[Doc]) -> list[str]:
+        return [self.insert(collection, doc) for doc in docs]
+
+    def replace_all(self, collection: str, docs: Sequence[Doc]) -> list[str]:
+        return [self.replace(collection, doc) for doc in docs]
+
     def delete(self, collection: str, key: str, rev: str | None = None) -> bool:
         sql = f"DELETE FROM {self._table(collection)} WHERE key = ?"
         check_key(key)
@@ -133,10 +139,10 @@ class SqliteStore:
         docs = [self._load(collection, row) for row in rows]
         return [doc for doc in docs if doc is not None]
 
-    def first(self, collection: str, where: Equal) -> Doc | None:
+    def first(self, collection: str, where: Equal, limit: int = 1) -> list[Doc]:
         if self._unpublished is None:
             raise StoreError("a document is held only inside a batch")
-        return next(iter(self.find(collection, where, limit=1)), None)
+        return self.find(collection, where, limit=limit)
 
     def count(self, collection: str, where: Equal) -> int:
         # Without find()'s check of the type, which would read every document: an identifier is

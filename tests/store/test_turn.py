@@ -1,0 +1,110 @@
+"""Turns to begin a transaction on SQLite's file of jobs: whoever starves is let in, nobody is held
+up for good.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from nomarr_systemd.store.sqlite.store import SqliteStore
+from nomarr_systemd.store.sqlite.turn import Turn
+
+HELD_S = 60.0
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SqliteStore]:
+    with closing(SqliteStore(str(tmp_path), "work")) as store:
+        yield store
+
+
+@pytest.fixture
+def turn(store: SqliteStore) -> Iterator[Turn]:
+    with closing(Turn(f"{store.path}.turn")) as turn:
+        yield turn
+
+
+def is_free(turn: Turn) -> bool:
+    if not turn._lock(fcntl.LOCK_EX, 0.0):
+        return False
+    fcntl.flock(turn._fd, fcntl.LOCK_UN)
+    return True
+
+
+def test_others_wait_while_one_takes_its_turn(
+    store: SqliteStore, turn: Turn, tmp_path: Path
+) -> None:
+    order = list[str]()
+    opened = threading.Event()
+
+    def write() -> None:
+        with closing(SqliteStore(str(tmp_path), "work", patience_s=HELD_S)) as other:
+            opened.set()
+            with other.batch():
+                order.append("other")
+
+    thread = threading.Thread(target=write)
+    with turn.taken(time.monotonic() + HELD_S):
+        thread.start()
+        opened.wait()
+        for number in range(10):  # the file is free in between, and nobody else begins
+            store.insert("stats", {"_key": f"a{number}"})
+        order.append("starved")
+    thread.join()
+    assert order == ["starved", "other"]
+
+
+def test_a_transaction_that_has_waited_for_long_takes_its_turn(
+    store: SqliteStore, turn: Turn, tmp_path: Path
+) -> None:
+    """While another one holds the file: then nobody can begin before it."""
+    begun = threading.Event()
+
+    def write() -> None:
+        with closing(SqliteStore(str(tmp_path), "work", patience_s=HELD_S)) as other, other.batch():
+            begun.set()
+
+    thread = threading.Thread(target=write)
+    ends = time.monotonic() + HELD_S
+    with store.batch():
+        thread.start()
+        while is_free(turn):  # until the one that waits has it
+            assert time.monotonic() < ends
+            time.sleep(0.01)
+        assert not begun.is_set()
+    thread.join()
+    assert begun.is_set()
+    assert is_free(turn)  # it has given it up
+
+
+def test_nobody_waits_for_ever(tmp_path: Path) -> None:
+    """A worker may hold that file as long as it likes."""
+    with (
+        closing(SqliteStore(str(tmp_path), "work", patience_s=0.1)) as store,
+        closing(Turn(f"{store.path}.turn")) as turn,
+    ):
+        with turn.taken(time.monotonic()), store.batch():
+            store.insert("stats", {"_key": "a"})
+        assert store.get("stats", "a")
+
+
+def test_a_file_that_cannot_be_used_is_done_without(store: SqliteStore) -> None:
+    os.symlink("/dev/null", f"{store.path}.turn")
+    with store.batch():
+        store.insert("stats", {"_key": "a"})
+    assert store.get("stats", "a")
+
+
+def test_the_ledger_has_none(tmp_path: Path) -> None:
+    with closing(SqliteStore(str(tmp_path), "policy")) as ledger:
+        with ledger.batch():
+            ledger.insert("meta", {"_key": "a"})
+        assert not os.path.exists(f"{ledger.path}.turn")
