@@ -226,6 +226,33 @@ def test_a_damaged_lease_hides_no_other(work: Store) -> None:
     assert len(find_lost(LostHosts("b", lambda _lease: None), work)) == 1
 
 
+NO_CLAIMS: tuple[Doc, ...] = (
+    {},
+    {"component_id": "nonsense", "invocation": "x"},
+    {"component_id": ["worker:tag:0"], "invocation": {}},
+    {"component_id": "worker:tag:1", "invocation": "d" * 32, "pool": "tag", "job": "no key /"},
+    {"component_id": "worker:tag:2", "invocation": "e" * 32, "pool": "tag", "job": {}},
+    {"component_id": "worker:tag:3", "invocation": "f" * 32, "pool": "tag", "job": "tag:bad:0"},
+)
+
+
+def test_damaged_claims_and_jobs_keep_no_other_from_being_settled(work: Store) -> None:
+    """Workers may write anything into this store."""
+    a = begin(work, "a")
+    begin(work, "b")
+    add(work, "/one")
+    assert a.take_next() is not None
+    work.insert(JOBS, {"_key": "tag:bad:0", "status": "running", "invocation": "f" * 32})
+    for number, claim in enumerate(NO_CLAIMS):
+        work.insert(CLAIMS, {"_key": f"{number}", "host": "a", **claim})
+    age(work, "a")
+    found = find_lost(LostHosts("b", lambda _lease: None), work)
+    assert [each.job for _, outcome in found for each in outcome.settled] == [
+        job_of(work, "/one")["_key"]
+    ]
+    assert job_of(work, "/one")["status"] == "error"
+
+
 def test_hosts_that_were_lost_long_ago_are_forgotten(work: Store) -> None:
     for host in ("a", "b", "c"):
         begin(work, host)
