@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from nomarr_systemd.core.errors import KeyExists, StaleRevision, StoreUnavailable
 from nomarr_systemd.core.json import JsonError
-from nomarr_systemd.core.lease import Lease, read_lease
+from nomarr_systemd.core.lease import RENEWALS, Lease, read_lease
 from nomarr_systemd.store.protocol import HOSTS, Doc, Store
 
 FORGET_MS: Final = 30 * 86_400_000  # after this a lost host's document is deleted
@@ -24,6 +24,7 @@ class Renewal(NamedTuple):
 
     was_lost: bool  # other hosts had declared this one lost, and have settled its jobs
     is_contested: bool  # another machine, or another user's supervisor, renews it as well
+    is_unsure: bool = False  # another one held it: that was this machine before a boot, or is there
 
 
 class HostLease:
@@ -35,19 +36,21 @@ class HostLease:
         self._holder = holder
         self._rev = ""
         self._has_held = False
+        self._unsure = 0  # renewals until the lease of another holder would be over
 
     def renew(self, store: Store, lease_s: float, about: Mapping[str, Any]) -> Renewal:
         """Renew it by the store's clock, which is read first, so it never lasts too long. ``about``
         is what else the document says. May raise StoreUnavailable; then call it again."""
         was_lost = is_contested = False
         for _ in range(_TRIES):
+            now_ms = store.now_ms()
             fields = {
                 **about,
                 "_key": self._host,
                 "name": self._name,
                 "holder": self._holder,
                 "state": "held",
-                "renewed_ms": store.now_ms(),
+                "renewed_ms": now_ms,
                 "lease_ms": round(lease_s * 1000),
             }
             try:
@@ -60,10 +63,14 @@ class HostLease:
                 self._rev = str(there.get("_rev", ""))
                 was_lost |= there.get("state") == "lost"
                 # After a reboot the holder is another one, too; but then we have not held it.
-                is_contested |= self._has_held and there.get("holder") not in (None, self._holder)
+                is_other = there.get("holder") not in (None, self._holder)
+                is_contested |= self._has_held and is_other
+                if is_other and any(not each.is_over(now_ms) for each in _read_all([there])):
+                    self._unsure = RENEWALS
                 continue
             self._has_held = True
-            return Renewal(was_lost, is_contested)
+            is_unsure, self._unsure = self._unsure > 0, max(0, self._unsure - 1)
+            return Renewal(was_lost, is_contested, is_unsure)
         raise StoreUnavailable(f"{HOSTS}/{self._host} changes again and again")
 
 

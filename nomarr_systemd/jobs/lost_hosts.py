@@ -7,6 +7,7 @@ jobs, the first of all hosts finds the claims within minutes.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
@@ -15,6 +16,8 @@ from nomarr_systemd.core.lease import Lease, LeaseWatch
 from nomarr_systemd.fleet import leases
 from nomarr_systemd.jobs.settlement import ClaimedRun, find_claimed_runs, settle
 from nomarr_systemd.store.protocol import Store
+
+log = logging.getLogger(__name__)
 
 REST_S: Final = 60.0  # between two looks at all claims
 
@@ -44,7 +47,7 @@ class LostHosts:
             if leases.declare_lost(store, lease):
                 self._on_lost(lease)
                 for run in find_claimed_runs(store, lease.host):
-                    yield _settle(store, lease, run, wall_ms)
+                    yield from _settle(store, lease, run, wall_ms)
         if now_s >= self._rest_at:
             self._rest_at = now_s + REST_S
             yield from self._look_for_rest(store, now_ms, wall_ms)
@@ -58,17 +61,23 @@ class LostHosts:
             for lease in leases.find_lost(store):
                 for run in find_claimed_runs(store, lease.host):
                     if (lease.host, run.invocation) in self._left:
-                        yield _settle(store, lease, run, wall_ms)
+                        yield from _settle(store, lease, run, wall_ms)
                     else:
                         left.add((lease.host, run.invocation))
         self._left = left
 
 
-def _settle(store: Store, lease: Lease, run: ClaimedRun, wall_ms: int) -> Found:
+def _settle(store: Store, lease: Lease, run: ClaimedRun, wall_ms: int) -> Iterator[Found]:
     """Not counted against the worker or its pool, but against its jobs: one that takes its host
     down would take down one after the other."""
     end = RunEnd(
         run.component_id, run.invocation, HOST_LOST, wall_ms, counted=False, blames_job=True
     )
     pool = lease.rules_of(run.component_id.split(":")[1])
-    return Found(lease, settle(store, pool, end, lease.host)[0])
+    try:
+        outcome, _is_new = settle(store, pool, end, lease.host)
+    except (KeyError, TypeError, ValueError) as error:
+        # A damaged document must not keep other runs from being settled.
+        log.warning("a damaged job of lost run %r cannot be settled: %r", run.invocation, error)
+        return
+    yield Found(lease, outcome)

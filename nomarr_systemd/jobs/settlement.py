@@ -14,8 +14,10 @@ from typing import Final, NamedTuple
 
 from nomarr_systemd.config.values import Pool
 from nomarr_systemd.core import job
-from nomarr_systemd.core.errors import KeyExists, StaleRevision
+from nomarr_systemd.core.errors import BadDocument, BadName, KeyExists, StaleRevision
+from nomarr_systemd.core.ids import parse_component
 from nomarr_systemd.core.job import Doc, Outcome, RunEnd
+from nomarr_systemd.core.json import JsonError, get_str
 from nomarr_systemd.core.lease import PoolRules
 from nomarr_systemd.jobs.claims import CLAIMS
 from nomarr_systemd.jobs.queue import JOBS, write_again
@@ -51,14 +53,15 @@ def settle(store: Store, pool: Rules, end: RunEnd, host: str = "") -> tuple[Outc
 
 
 def find_claimed_runs(store: Store, host: str) -> list[ClaimedRun]:
-    """The runs of this host that have claims."""
-    claims = store.find(CLAIMS, {"host": host})
-    return sorted(
-        {
-            ClaimedRun(claim["component_id"], claim["invocation"], str(claim.get("boot", "")))
-            for claim in claims
-        }
-    )
+    """The runs of this host that have claims. Workers may write anything into this store: a claim
+    that names no run must not hide the others."""
+    found = set()
+    for claim in store.find(CLAIMS, {"host": host}):
+        with contextlib.suppress(JsonError, BadName):
+            name = parse_component(get_str(claim, "component_id")).component_id
+            run = get_str(claim, "invocation")
+            found.add(ClaimedRun(name, run, str(claim.get("boot", ""))))
+    return sorted(found)
 
 
 def restore_claims(store: Store, pool: str, wall_ms: int) -> int:
@@ -69,7 +72,7 @@ def restore_claims(store: Store, pool: str, wall_ms: int) -> int:
     """
     running = store.find(JOBS, {"pool": pool, "status": "running"})
     # Read after the jobs: one that is not changed since, and has no claim here, has lost it.
-    claimed = {claim.get("job") for claim in store.find(CLAIMS, {"pool": pool})}
+    claimed = {str(claim.get("job")) for claim in store.find(CLAIMS, {"pool": pool})}
     return sum(_restore(store, doc, wall_ms) for doc in running if doc["_key"] not in claimed)
 
 
@@ -86,7 +89,7 @@ def _restore(store: Store, doc: Doc, wall_ms: int) -> bool:
             except StaleRevision:
                 store.delete(CLAIMS, claim["_key"], rev)
                 return False
-    except (KeyExists, StaleRevision):
+    except (KeyExists, StaleRevision, BadDocument):  # the last: its key is none of ours
         return False
     return True
 
@@ -133,7 +136,7 @@ def _settle(store: Store, pool: Rules, end: RunEnd, host: str) -> tuple[Outcome,
     """Jobs first, then the books, claims last: a claim stays until everything is written."""
     books = _read_books(store, pool.name, host)
     claims = store.find(CLAIMS, {"invocation": end.invocation})
-    jobs = [doc for claim in claims if (doc := store.get(JOBS, claim["job"])) is not None]
+    jobs = [doc for claim in claims if (doc := _find_job(store, claim)) is not None]
     changed, new_books, outcome = job.settle(books, jobs, end, pool)
     for doc in changed:
         store.replace(JOBS, doc)
@@ -144,12 +147,19 @@ def _settle(store: Store, pool: Rules, end: RunEnd, host: str) -> tuple[Outcome,
     return outcome, bool(claims) or new_books != books
 
 
+def _find_job(store: Store, claim: Doc) -> Doc | None:
+    """The job of a claim; None if there is none, or if the claim is damaged."""
+    with contextlib.suppress(JsonError, BadDocument):
+        return store.get(JOBS, get_str(claim, "job"))
+    return None
+
+
 def _fail_claimed(store: Store, pool: str, error: Doc, wall_ms: int, host: str) -> None:
     for claim in store.find(CLAIMS, {"host": host}):
-        if claim["pool"] != pool:
+        if claim.get("pool") != pool:
             continue
-        doc = store.get(JOBS, claim["job"])
-        if doc is not None and job.is_in_hand(doc, claim["invocation"]):
+        doc = _find_job(store, claim)
+        if doc is not None and job.is_in_hand(doc, str(claim.get("invocation"))):
             with contextlib.suppress(StaleRevision):  # its worker ended it meanwhile
                 store.replace(JOBS, job.fail(doc, error, wall_ms))
         with contextlib.suppress(StaleRevision):  # it is another run's by now

@@ -78,7 +78,7 @@ class LeaseKeeper:
         self._settings: StoreSettings | None = None
         self._host = ""
         self._rate = RateLimit(burst=3, every_s=60)
-        self.is_contested = False  # another machine has the name of this host
+        self.is_contested = False  # another machine has the name of this host, or may have it
 
     def keep(self, store: Store, config: Config, about: About) -> Iterator[Outcome]:
         """Renew the lease; then settle the jobs of hosts that are lost, and yield what became of
@@ -91,7 +91,7 @@ class LeaseKeeper:
         renewal = self._lease.renew(store, config.fleet.lease_s, about)
         if renewal.was_lost:
             log(WARNING, "the lease of this host was over: other hosts have settled its jobs")
-        self.is_contested = renewal.is_contested
+        self.is_contested = renewal.is_contested or renewal.is_unsure
         if renewal.is_contested:
             hint = "set [fleet] host on each machine, or give each a machine-id of its own"
             self._rate.log(

@@ -353,6 +353,17 @@ def test_a_running_job_that_has_lost_its_claim_is_settled_all_the_same(desk: Des
     assert desk.store.find(CLAIMS) == []
 
 
+def test_damaged_claims_keep_no_other_from_being_settled(desk: Desk) -> None:
+    """Workers may write anything into this store."""
+    desk.store.insert(CLAIMS, {"_key": "0", "host": ""})
+    desk.store.insert(CLAIMS, {"_key": "1", "host": "", "component_id": [], "invocation": "x"})
+    desk.store.insert(CLAIMS, {"_key": "2", "host": "", "pool": "tag", "job": {}})
+    desk.start(claim_timeout_s=0.2, crash_policy="restart-requeue-in-flight")
+    desk.take(desk.begin("tag-0"))
+    desk.lab.end_run("tag-0")
+    desk.until(lambda: desk.job()["status"] == "pending")
+
+
 def test_queues_and_jobs_are_shown(desk: Desk) -> None:
     desk.start()
     events = desk.lab.subscribe("queue:*:status", "queue:status", "queue:jobs")

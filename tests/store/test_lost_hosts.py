@@ -6,13 +6,15 @@ import sqlite3
 import threading
 from collections.abc import Callable
 from contextlib import closing
+from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 
-from nomarr_systemd.config.values import Pool
+from nomarr_systemd.config.values import Config, Pool, StoreSettings
 from nomarr_systemd.core.job import HOST_LOST, CrashPolicy, Owner, RunEnd
-from nomarr_systemd.core.lease import Lease, PoolRules, write_rules
-from nomarr_systemd.fleet.leases import FORGET_MS, HostLease, find_late
+from nomarr_systemd.core.lease import RENEWALS, Lease, PoolRules, write_rules
+from nomarr_systemd.fleet.leases import FORGET_MS, HostLease, Renewal, find_late
 from nomarr_systemd.jobs import queue, stats
 from nomarr_systemd.jobs.claims import CLAIMS, Claims, End
 from nomarr_systemd.jobs.lost_hosts import REST_S, Found, LostHosts
@@ -20,6 +22,7 @@ from nomarr_systemd.jobs.queue import JOBS
 from nomarr_systemd.jobs.settlement import clear_pool, failure_of, settle
 from nomarr_systemd.jobs.stats import GpuHealth
 from nomarr_systemd.store.protocol import HOSTS, Doc, Store
+from nomarr_systemd.supervisor.job_settler import Renew, _Settling
 from tests.support.places import Place
 from tests.support.postgres import Postgres
 
@@ -125,7 +128,7 @@ def test_of_many_hosts_one_settles(place: Place, work: Store) -> None:
 
 def test_a_host_that_comes_back_finds_out_and_doubles_nothing(work: Store) -> None:
     lease = HostLease("a", "host-a", "boot-a")
-    assert lease.renew(work, LEASE_S, {}) == (False, False)
+    assert lease.renew(work, LEASE_S, {}) == Renewal(was_lost=False, is_contested=False)
     a, b = begin(work, "a", "restart-requeue-in-flight"), begin(work, "b")
     add(work, "/one")
     taken = a.take_next()
@@ -141,8 +144,8 @@ def test_a_host_that_comes_back_finds_out_and_doubles_nothing(work: Store) -> No
     assert not a.end(taken["_key"], End("done", 1))
     doc = job_of(work, "/one")
     assert (doc["status"], doc["result"], doc["attempts"], doc["host"]) == ("done", 2, 2, "b")
-    assert lease.renew(work, LEASE_S, {}) == (True, False)
-    assert lease.renew(work, LEASE_S, {}) == (False, False)
+    assert lease.renew(work, LEASE_S, {}) == Renewal(was_lost=True, is_contested=False)
+    assert lease.renew(work, LEASE_S, {}) == Renewal(was_lost=False, is_contested=False)
     assert find_late(work, work.now_ms()) == []
     # Its controller reports the death of the run that was settled: it is counted, nothing more.
     end = RunEnd("worker:tag:0", run_of("a"), "exit status 1", 5)
@@ -168,6 +171,39 @@ def test_two_machines_with_one_name_are_told_apart(work: Store) -> None:
     assert first.renew(work, LEASE_S, {}).is_contested
     assert second.renew(work, LEASE_S, {}).is_contested
     assert not second.renew(work, LEASE_S, {}).is_contested
+
+
+def test_a_machine_with_the_name_of_another_settles_no_job_of_it(
+    work: Store, tmp_path: Path
+) -> None:
+    """Its boot id differs, so the claims of the other look like those from before a boot."""
+    a = begin(work, "a")
+    add(work, "/one")
+    assert a.take_next() is not None
+    config = Config(
+        store=StoreSettings("postgresql://u@localhost/x", host="a"), pools=(Pool("tag"),)
+    )
+    settling = _Settling(SimpleQueue(), str(tmp_path), lambda _report: None)
+    settling._store = work
+
+    def look() -> str:
+        settling._renewal, settling._sweep_due = Renew({}), 0.0
+        settling._work(config, 1.0)
+        return str(job_of(work, "/one")["status"])
+
+    first = HostLease("a", "host-a", "boot-a")
+    assert look() == "running"
+    first.renew(work, LEASE_S, {})
+    assert look() == "running"
+    # From here on nobody else renews it: it was this machine, before a boot.
+    found = [look() for _ in range(RENEWALS)]
+    assert found == [*["running"] * (RENEWALS - 1), "error"]
+
+
+def test_a_lease_that_was_over_is_taken_at_once(work: Store) -> None:
+    begin(work, "a")
+    age(work, "a")
+    assert not HostLease("a", "host-a", "boot-2").renew(work, LEASE_S, {}).is_unsure
 
 
 def test_a_job_that_takes_hosts_down_is_quarantined(work: Store) -> None:
@@ -224,6 +260,33 @@ def test_a_damaged_lease_hides_no_other(work: Store) -> None:
     work.insert(HOSTS, {"_key": "1", "state": "held"})
     age(work, "a")
     assert len(find_lost(LostHosts("b", lambda _lease: None), work)) == 1
+
+
+NO_CLAIMS: tuple[Doc, ...] = (
+    {},
+    {"component_id": "nonsense", "invocation": "x"},
+    {"component_id": ["worker:tag:0"], "invocation": {}},
+    {"component_id": "worker:tag:1", "invocation": "d" * 32, "pool": "tag", "job": "no key /"},
+    {"component_id": "worker:tag:2", "invocation": "e" * 32, "pool": "tag", "job": {}},
+    {"component_id": "worker:tag:3", "invocation": "f" * 32, "pool": "tag", "job": "tag:bad:0"},
+)
+
+
+def test_damaged_claims_and_jobs_keep_no_other_from_being_settled(work: Store) -> None:
+    """Workers may write anything into this store."""
+    a = begin(work, "a")
+    begin(work, "b")
+    add(work, "/one")
+    assert a.take_next() is not None
+    work.insert(JOBS, {"_key": "tag:bad:0", "status": "running", "invocation": "f" * 32})
+    for number, claim in enumerate(NO_CLAIMS):
+        work.insert(CLAIMS, {"_key": f"{number}", "host": "a", **claim})
+    age(work, "a")
+    found = find_lost(LostHosts("b", lambda _lease: None), work)
+    assert [each.job for _, outcome in found for each in outcome.settled] == [
+        job_of(work, "/one")["_key"]
+    ]
+    assert job_of(work, "/one")["status"] == "error"
 
 
 def test_hosts_that_were_lost_long_ago_are_forgotten(work: Store) -> None:
