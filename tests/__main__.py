@@ -17,6 +17,7 @@ from nomarr_systemd.demo.lab import LabUnavailable, go_where_a_lab_can_be
 # The longest first: at the end there are only short ones left to share.
 TIERS: Final = ("booted", "systemd", "store", "process", "unit")
 PER_CORE: Final = 3
+HANG_S: Final = 900  # no test takes so long, not even on a busy machine
 
 
 def main(arguments: list[str]) -> int:
@@ -37,7 +38,7 @@ def choose_all() -> list[str]:
     )
     # A module's tests share a machine or a server, so they stay together, in the order of TIERS.
     share = [f"--numprocesses={processes}", "--dist=loadfile", "--no-loadscope-reorder"]
-    return [*share, *(f"tests/{tier}" for tier in TIERS)]
+    return [*share, f"--timeout={HANG_S}", *(f"tests/{tier}" for tier in TIERS)]
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from nomarr_systemd.jobs.claims import Claims, End
 from nomarr_systemd.jobs.settlement import settle
 from nomarr_systemd.store.sqlite.store import SqliteStore
 from tests.support.capabilities import needs_root
+from tests.support.users import open_to_all
 
 STRANGE = [b"/music/\xff\xfe.flac", b"/music/new\nline", b"/music/" + b"x" * 4000, "/ä €".encode()]
 
@@ -158,9 +159,7 @@ def test_mistakes_are_explained(program: Program) -> None:
 
 @needs_root
 def test_what_root_adds_the_workers_can_use(program: Program) -> None:
-    os.chmod(program.place, 0o755)
-    for parent in program.place.parents[:2]:
-        os.chmod(parent, 0o755)
+    open_to_all(program.place)
     os.chown(program.place / "work", 12345, 12345)
     secret = program.place / "list"
     secret.write_text("/a\n")

@@ -20,7 +20,7 @@ from nomarr_systemd.host.files import locked, write_all_durably
 from nomarr_systemd.host.holds import Holds
 from nomarr_systemd.host.layout import Paths, make_programs
 from tests.support.capabilities import needs_root
-from tests.support.users import NOBODY, run_as
+from tests.support.users import NOBODY, open_to_all, run_as
 
 TAG = Component("tag", 0)
 CHECKOUT = Path(__file__).parents[2]
@@ -96,7 +96,7 @@ def test_a_hold_that_is_not_ours_to_read_holds(tmp_path: Path) -> None:
     holds = Holds(str(tmp_path))
     holds.hold(TAG, "why not")
     (tmp_path / "tag-0").chmod(0o600)
-    _open_to_all(tmp_path)
+    open_to_all(tmp_path)
     said = run_as(NOBODY, lambda: holds.read(TAG))
     assert said.startswith("its hold cannot be read: Permission denied")
 
@@ -122,7 +122,7 @@ def test_what_was_applied_and_is_closed_is_not_called_missing(tmp_path: Path) ->
     paths = Paths(str(tmp_path), str(tmp_path))
     Path(paths.resolved).write_text(json.dumps(Config().to_dict()))
     Path(paths.resolved).chmod(0o600)
-    _open_to_all(tmp_path)
+    open_to_all(tmp_path)
 
     def look() -> str:
         try:
@@ -134,11 +134,6 @@ def test_what_was_applied_and_is_closed_is_not_called_missing(tmp_path: Path) ->
         return "read"
 
     assert run_as(NOBODY, look) == f"{paths.resolved} is not for you to read"
-
-
-def _open_to_all(directory: Path) -> None:
-    for each in (directory, *directory.parents[:2]):
-        each.chmod(0o755)
 
 
 @pytest.mark.parametrize("directory", ["with a space", "x" * 150])

@@ -16,6 +16,7 @@ import pytest
 
 from nomarr_systemd.live import client
 from tests.support.capabilities import needs_root
+from tests.support.users import NOBODY, open_to_all
 
 Serve = Callable[[socket.socket], None]
 
@@ -111,28 +112,30 @@ def test_the_end_of_the_supervisor_ends_the_events(serve: Callable[[Serve], str]
 @needs_root
 def test_a_server_of_another_user_is_not_believed(tmp_path: Path) -> None:
     path = str(tmp_path / "live.sock")
+    open_to_all(tmp_path)
     tmp_path.chmod(0o777)
-    for parent in list(tmp_path.parents)[:2]:
-        parent.chmod(0o755)
     ready, tell = os.pipe()
     child = os.fork()
     if child == 0:
-        os.setuid(65534)
-        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        listening.bind(path)
-        listening.listen()
-        os.chmod(path, 0o777)
-        os.write(tell, b"x")
-        listening.accept()
-        listening.accept()
-        os._exit(0)
+        try:
+            os.close(ready)
+            os.setuid(NOBODY)
+            listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            listening.bind(path)
+            listening.listen()
+            os.chmod(path, 0o777)
+            os.write(tell, b"x")
+            listening.accept()
+            listening.accept()
+        finally:
+            os._exit(0)
+    os.close(tell)
     assert os.read(ready, 1) == b"x"
     assert client.ask(path, {"op": "snapshot"}, timeout_s=20) == {}
     with pytest.raises(client.NoSupervisor, match="another user"):
         client.Subscription(path, ["system:health"])
     os.waitpid(child, 0)
     os.close(ready)
-    os.close(tell)
 
 
 def test_who_waited_in_a_socket_that_is_made_anew_asks_again(tmp_path: Path) -> None:

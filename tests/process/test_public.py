@@ -25,7 +25,7 @@ from nomarr_systemd.ledger.public import (
 )
 from tests.support.capabilities import needs_root
 from tests.support.moments import death
-from tests.support.users import NOBODY, run_as
+from tests.support.users import NOBODY, open_to_all, run_as
 
 TAG = Component("tag", 0)
 NOW = Moment(1_000_000, "b" * 32, 5_000)
@@ -119,8 +119,7 @@ def test_no_document_breaks_the_reader(
 
 @needs_root
 def test_what_is_closed_is_said_to_be_closed(tmp_path: Path) -> None:
-    for each in (tmp_path, *tmp_path.parents[:2]):
-        each.chmod(0o755)
+    open_to_all(tmp_path)
     file = tmp_path / "tag-0.json"
     file.write_text(json.dumps(DOC))
     file.chmod(0o640)

@@ -27,7 +27,7 @@ from nomarr_systemd.store.protocol import DOMAINS, POLICY_LEDGER, Domain
 from tests.support.places import DATABASE, Place
 from tests.support.postgres import ADMIN, PASSWORD, Postgres, run_postgres
 from tests.support.racers import RACERS, run_race
-from tests.support.users import NOBODY
+from tests.support.users import NOBODY, open_to_all
 
 SECRET = "of workers"
 OPENED: list[PostgresStore] = []
@@ -288,8 +288,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if os.geteuid() == 0:
             os.chown(key, NOBODY, NOBODY)
         key.chmod(0o600)
-    for path in (directory, *directory.parents[:2]):
-        path.chmod(0o755)
+    open_to_all(directory)
     return directory
 
 

@@ -17,7 +17,7 @@ from nomarr_systemd.operate.job_store import open_as_owner
 from nomarr_systemd.store.protocol import POLICY_LEDGER
 from nomarr_systemd.store.sqlite.store import SqliteStore
 from tests.support.capabilities import needs_root
-from tests.support.users import NOBODY, run_as
+from tests.support.users import NOBODY, open_to_all, run_as
 
 pytestmark = needs_root
 DOC = {"_key": "worker:tag:0", "n": 1}
@@ -121,8 +121,7 @@ def test_a_user_has_a_ledger_of_their_own(tmp_path: Path) -> None:
     own = tmp_path / "own"
     own.mkdir()
     give(own)
-    for path in (tmp_path, *tmp_path.parents[:2]):
-        path.chmod(0o755)
+    open_to_all(tmp_path)
     assert run_as(NOBODY, lambda: open_ledger(own)) is None
     with pytest.raises(StoreRefused, match="belongs to nobody"):
         open_ledger(own)
