@@ -323,6 +323,10 @@ def test_preflight_fails_and_recovers(site: JobSite) -> None:
     assert isinstance(row, dict)
     assert row["health"] == "unhealthy"
     assert row["active"] == "active"
+    why = "what it needs is away; retrying in "
+    assert row["note"].startswith(why)
+    assert row["trouble"].startswith(f"unhealthy, backing_off: {why}")
+    assert f"life-0: {why}" in site.ctl("status").stdout
     (site.place / "unready-life").unlink()
     site.wait_for_job("life", "p-1", "done")
     site.wait_until_healthy("life-0")

@@ -129,12 +129,13 @@ def _check_down(it: Installation, views: Sequence[View]) -> Found:
         ("stopped", "stopped by hand"),
         ("finished", 'finished (on_clean_exit is "stay")'),
         ("waiting", "waiting for what has to come first"),
-        ("lost", "down, and nothing will start them"),
+        ("lost", "down, and nothing will start "),
     ):
         workers = [view.worker for view in down if view.idle == idle and not view.needs]
         if workers:
             units = " ".join(worker.unit for worker in workers)
-            text = f"{count(len(workers))} {why}: {_name(workers)}"
+            it_or_them = ("it" if len(workers) == 1 else "them") if idle == "lost" else ""
+            text = f"{count(len(workers))} {why}{it_or_them}: {_name(workers)}"
             level: Level = "bad" if idle == "lost" else "ok" if idle == "finished" else "warn"
             yield level, text, "" if level == "ok" else f"{it.systemctl} start {units}"
 
