@@ -174,6 +174,9 @@ def _notes(views: Sequence[View], width: int) -> Iterator[str]:
             yield click.style(fit(f"{name}: {view.ledger_problem}", width), fg="yellow")
         if view.note:
             yield click.style(fit(f"{name}: {one_line(view.note, 200)}", width), fg="yellow")
+        if view.killed_by_jobs and "jobs killed it" in view.trouble:
+            text = f"{name}: {view.trouble}; see nomarrctl jobs list --status error"
+            yield click.style(fit(text, width), fg="yellow")
         if view.last_chance:
             text = f"{name}: {describe_last_chance(view.last_chance)}"
             yield click.style(fit(text, width), fg="yellow")

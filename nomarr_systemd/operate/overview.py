@@ -13,6 +13,7 @@ from nomarr_systemd.core import account as book_keeping
 from nomarr_systemd.core.account import Account, Statistics
 from nomarr_systemd.core.death import ENDED
 from nomarr_systemd.core.ids import Component
+from nomarr_systemd.core.job import find_failed, find_quarantined
 from nomarr_systemd.core.ledger_record import DECISIONS, Record, crash_word
 from nomarr_systemd.core.policy import LastChance, Rules, find_last_chance
 from nomarr_systemd.core.time import Moment, age_ms
@@ -37,6 +38,7 @@ FACTS: Final = (
 # Why a worker is down: a person stopped it; it ended well and may; something has to come first; a
 # restart is due; nothing will start it.
 Idle = Literal["", "stopped", "finished", "waiting", "restarting", "lost"]
+_HOUR_MS: Final = 3_600_000
 TIMER_FACTS: Final = ("Job", "SubState", "NextElapseUSecMonotonic")
 _SICK: Final = ("unhealthy", "recovering", "crashed", "failed")
 _DOWN: Final = ("inactive", "failed")
@@ -77,6 +79,7 @@ class View(NamedTuple):
     statistics: Statistics = Statistics(0, 0, 0, 0.0, 0)
     note: str = ""  # of its last frame: why it is not healthy
     idle: Idle = ""
+    killed_by_jobs: int = 0  # restarts within the last hour that were given back for a job
     needs: str = ""  # of one that is down: a unit that it requires and that is not active
 
     @property
@@ -115,6 +118,8 @@ class View(NamedTuple):
         if self.active == "active" and self.health in _SICK:
             why = ": ".join(each for each in (self.phase, self.note) if each)
             return f"{self.health}, {why}" if why else self.health
+        if self.killed_by_jobs >= max(1, self.window_limit):
+            return f"jobs killed it {self.killed_by_jobs} times within an hour"
         return describe_last_chance(self.last_chance) if self.last_chance else ""
 
     def _explain_down(self) -> str:
@@ -262,6 +267,17 @@ def due_in_ms(record: Record, now: Moment) -> int:
     return max(0, left)
 
 
+def _count_blamed_jobs(account: Account, now: Moment) -> int:
+    """Count the restarts within the last hour that were given back because of a job."""
+    rows = [Record.read(row) for row in account.rows if "|refund|" in row]
+    return sum(
+        each.action == "refund"
+        and bool(find_failed(each.text) or find_quarantined(each.text))
+        and age_ms(each.moment, now) < _HOUR_MS
+        for each in rows
+    )
+
+
 def _last_chance_of(account: Account, rules: Rules, now: Moment) -> LastChance:
     """Return the limit that the next failure would break; "" for a worker that never failed."""
     if not account.restart_count:
@@ -324,6 +340,7 @@ def _view(
         said.metrics if said and is_up else {},
         stats,
         said.note if said and is_up else "",
+        killed_by_jobs=_count_blamed_jobs(account, now),
     )
 
 

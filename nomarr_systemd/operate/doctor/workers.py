@@ -70,6 +70,10 @@ def check_workers(it: Installation) -> Found:
             yield "bad", f"{name} is masked, and the ledger does not know why", reset
         elif view.failure_reason and not is_masked:
             yield "bad", f"{name} has failed for good, but is not masked", reset
+        elif view.trouble and view.killed_by_jobs >= max(1, view.window_limit):
+            listing = f"{it.nomarrctl} jobs list --pool {view.worker.pool}"
+            text = f"{name}: jobs killed it {view.killed_by_jobs} times within an hour"
+            yield "warn", text, f"{listing} --status error --status quarantined"
         elif view.last_chance:
             mend = f"{it.nomarrctl} why {name}; when mended: {it.nomarrctl} reset {name}"
             yield "warn", f"{name}: {describe_last_chance(view.last_chance)}", mend
