@@ -159,6 +159,8 @@ def test_every_way_to_be_down_is_told(site: Installation) -> None:
     assert "once-0" not in bad + " ".join(
         each["text"] for each in findings if each["level"] == "warn"
     )
+    headline = site.json("why", "need-1")["headline"]
+    assert "was stopped with ops-db.service, which is failed: it cannot run without" in headline
     # Each cure is a command that can be given.
     [cure] = [each["mend"] for each in findings if "need-1" in each["text"]]
     assert cure == "systemctl --user start ops-db.service nomarr-worker@need-1.service"
