@@ -54,8 +54,9 @@ _COLOURS = {"healthy": "green", "crashed": "red", "failed": "red", "error": "red
 def events(scope: Scope, follow: bool, topics: tuple[str, ...], lines: int, as_json: bool) -> int:
     """Show the last decisions and, with --follow, everything that happens from now on.
 
-    Health and crashes come from the supervisor, decisions of the controller from the journal.
-    Without the supervisor only decisions are shown, and the exit status is 3.
+    Health and crashes come from the supervisor, decisions of the controller from the journal. With
+    --topic or --json the present state of each topic follows the decisions. Without the supervisor
+    only decisions are shown, and with one of these options the exit status is 3.
     """
     wanted = list(topics or DEFAULT_TOPICS)
     patterns = Patterns(wanted)
@@ -64,8 +65,13 @@ def events(scope: Scope, follow: bool, topics: tuple[str, ...], lines: int, as_j
             hint = "The journal cannot be read: be root, or join the group systemd-journal."
             click.secho(hint, fg="yellow", err=True)
         shown_us = time.time_ns() // 1000  # later entries are new, also while we read
-        for entry in journal.read_back(_terms(scope), limit=lines, until_us=shown_us):
+        past = list(journal.read_back(_terms(scope), limit=lines, until_us=shown_us))
+        for entry in past:
             _show(_as_event(entry), patterns, as_json=as_json)
+        if not (follow or topics or as_json):
+            if not past:
+                click.echo("No decisions are in the journal. What is now: nomarrctl status")
+            return 0
         expected = None if follow else _list_topics(scope, patterns)
         try:
             limits = {} if follow else {"timeout_s": IDLE_S, "total_s": TOTAL_S}

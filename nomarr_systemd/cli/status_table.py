@@ -44,6 +44,9 @@ def draw(overview: Overview, width: int, height: int | None = None) -> list[str]
     """Return the lines of the whole table. If they are more than ``height``, those in trouble come
     first, and healthy ones are only counted, by pool."""
     lines = [*_draw_supervisor(overview, width)]
+    if overview.spooled:
+        text = f"The ledger is away: {count(overview.spooled, 'failure')} not booked yet; see"
+        lines.append(click.style(fit(f"{text} nomarrctl doctor", width), fg="yellow"))
     views = overview.views
     if not overview.total:
         hint = "add [pool.NAME] to nomarr.toml, then nomarrctl apply."
@@ -169,6 +172,11 @@ def _notes(views: Sequence[View], width: int) -> Iterator[str]:
             yield click.style(fit(f"{text} ({why})" if why else text, width), fg="yellow")
         if view.ledger_problem:
             yield click.style(fit(f"{name}: {view.ledger_problem}", width), fg="yellow")
+        if view.note:
+            yield click.style(fit(f"{name}: {one_line(view.note, 200)}", width), fg="yellow")
+        if view.killed_by_jobs and "jobs killed it" in view.trouble:
+            text = f"{name}: {view.trouble}; see nomarrctl jobs list --status error"
+            yield click.style(fit(text, width), fg="yellow")
         if view.last_chance:
             text = f"{name}: {describe_last_chance(view.last_chance)}"
             yield click.style(fit(text, width), fg="yellow")
@@ -190,6 +198,8 @@ def draw_in_full(view: View) -> Iterator[str]:
     yield f"     Unit: {view.active} ({view.sub}){up}{pid}{mask}"
     phase = f", {one_line(view.phase, 30)}" if view.phase else ""
     yield f"   Health: {one_line(view.health, 20) or 'unknown'}{phase}"
+    if view.note:
+        yield f"     Says: {one_line(view.note, 200)}"
     if view.job:
         yield f"      Job: {one_line(view.job, 300)}"
     if view.disagreement:

@@ -54,6 +54,7 @@ _TYPES: Final[Mapping[str, frozenset[type]]] = {
     "progress_age_s": frozenset((int, float, NoneType)),
     "recover_for_s": frozenset((int, float, NoneType)),
     "metrics": frozenset((dict, NoneType)),
+    "note": frozenset((str, NoneType)),
 }
 
 
@@ -234,7 +235,7 @@ def _is_text(fields: dict[str, Any]) -> bool:
 def encode(component_id: str, status: str, **fields: object) -> bytes:
     """A frame's bytes, with the newline and never longer than MAX_FRAME.
 
-    If it is too long, it leaves out the worker's own fields, then metrics, then the beginning of
+    If it is too long, it leaves out the worker's own fields, metrics, note, then the beginning of
     the job. A value that is not JSON or has a wrong type is left out, too: a frame with less
     content is better than one that the supervisor drops.
     """
@@ -246,7 +247,7 @@ def encode(component_id: str, status: str, **fields: object) -> bytes:
     last = {name: fields.pop(name) for name in ("seq", "progress_age_s") if name in fields}
     said = {name: value for name, value in (fields | last).items() if _is_sendable(name, value)}
     dispensable = [name for name in said if name not in _TYPES]
-    for name in (*dispensable, "metrics"):
+    for name in (*dispensable, "metrics", "note"):
         if len(line := _write(required | said)) <= MAX_FRAME:
             return line
         said.pop(name, None)

@@ -81,6 +81,13 @@ class Spool:
                 bad.append(name)
         return sorted(entries, key=lambda entry: (entry.at.wall_ms, entry.death.invocation)), bad
 
+    def count(self) -> int:
+        """Return the number of entries; 0 if this user may not list them."""
+        try:
+            return sum(name.endswith(SUFFIX) for name in os.listdir(self.directory))
+        except OSError:
+            return 0
+
     def remove(self, invocations: Iterable[str]) -> None:
         """Remove entries that are booked."""
         names = [os.path.join(self.directory, each + SUFFIX) for each in invocations]

@@ -26,6 +26,7 @@ _WORD: Final = 40
 _LONGEST_S: Final = 1e9
 _LATEST_MS: Final = 1 << 50
 _LARGEST: Final = 1e15
+MAX_NOTE: Final = 200
 
 
 class LiveWorker(NamedTuple):
@@ -40,6 +41,7 @@ class LiveWorker(NamedTuple):
     progress_age_s: float | None = None
     frame_age_s: float | None = None  # since the last frame
     metrics: Mapping[str, float] = MappingProxyType({})  # of that frame
+    note: str = ""  # why it is not healthy, in its own words
 
 
 class RunSaid(NamedTuple):
@@ -90,6 +92,7 @@ def parse_worker(doc: Answer) -> LiveWorker:
         _seconds(doc.get("progress_age_s")),
         _seconds(doc.get("frame_age_s")),
         _find_metrics(doc),
+        _text(doc.get("note"), MAX_NOTE),
     )
 
 

@@ -13,6 +13,7 @@ from nomarr_systemd.core import account as book_keeping
 from nomarr_systemd.core.account import Account, Statistics
 from nomarr_systemd.core.death import ENDED
 from nomarr_systemd.core.ids import Component
+from nomarr_systemd.core.job import find_failed, find_quarantined
 from nomarr_systemd.core.ledger_record import DECISIONS, Record, crash_word
 from nomarr_systemd.core.policy import LastChance, Rules, find_last_chance
 from nomarr_systemd.core.time import Moment, age_ms
@@ -20,11 +21,12 @@ from nomarr_systemd.host import clock
 from nomarr_systemd.host.holds import Holds
 from nomarr_systemd.host.scope import Scope
 from nomarr_systemd.ledger.public import Published, read_published
+from nomarr_systemd.ledger.spool import Spool
 from nomarr_systemd.live import client
 from nomarr_systemd.live.answers import LiveWorker, parse_supervisor, parse_workers
 from nomarr_systemd.operate.choose import choose
 from nomarr_systemd.systemd import stop_intent
-from nomarr_systemd.systemd.manager import SUPERVISOR, Manager, monotonic_ms
+from nomarr_systemd.systemd.manager import SUPERVISOR, Manager, monotonic_ms, read_timer, timer_of
 from nomarr_systemd.systemd.needs import find_lacking
 from nomarr_systemd.systemd.stop_intent import WANTED_FACTS
 
@@ -36,6 +38,8 @@ FACTS: Final = (
 # Why a worker is down: a person stopped it; it ended well and may; something has to come first; a
 # restart is due; nothing will start it.
 Idle = Literal["", "stopped", "finished", "waiting", "restarting", "lost"]
+_HOUR_MS: Final = 3_600_000
+TIMER_FACTS: Final = ("Job", "SubState", "NextElapseUSecMonotonic")
 _SICK: Final = ("unhealthy", "recovering", "crashed", "failed")
 _DOWN: Final = ("inactive", "failed")
 
@@ -73,7 +77,9 @@ class View(NamedTuple):
     last_frame_wall_ms: int | None = None
     metrics: Mapping[str, float] = MappingProxyType({})  # of its last frame
     statistics: Statistics = Statistics(0, 0, 0, 0.0, 0)
+    note: str = ""  # of its last frame: why it is not healthy
     idle: Idle = ""
+    killed_by_jobs: int = 0  # restarts within the last hour that were given back for a job
     needs: str = ""  # of one that is down: a unit that it requires and that is not active
 
     @property
@@ -110,7 +116,10 @@ class View(NamedTuple):
         if self.disagreement:
             return f"systemd and its pipe disagree: {self.disagreement}"
         if self.active == "active" and self.health in _SICK:
-            return f"{self.health}, {self.phase}" if self.phase else self.health
+            why = ": ".join(each for each in (self.phase, self.note) if each)
+            return f"{self.health}, {why}" if why else self.health
+        if self.killed_by_jobs >= max(1, self.window_limit):
+            return f"jobs killed it {self.killed_by_jobs} times within an hour"
         return describe_last_chance(self.last_chance) if self.last_chance else ""
 
     def _explain_down(self) -> str:
@@ -152,6 +161,7 @@ class View(NamedTuple):
             "uptime_s": None if self.uptime_ms is None else self.uptime_ms / 1000,
             "health": self.health or None,
             "phase": self.phase or None,
+            "note": self.note or None,
             "job": self.job or None,
             "disagreement": self.disagreement or None,
             "held": self.held or None,
@@ -196,6 +206,7 @@ class Overview(NamedTuple):
     supervisor_unit: str  # its ActiveState
     user: bool
     total: int  # of workers, also if only those in trouble are shown
+    spooled: int = 0  # deaths that wait for the ledger; 0 as well for who may not know
     problems: bool = False  # only those in trouble are shown
 
 
@@ -214,6 +225,7 @@ def gather(scope: Scope, config: Config, workers: Sequence[Component]) -> Overvi
     shown = manager.show([*(worker.unit for worker in workers), SUPERVISOR], FACTS)
     down = [each for each in workers if shown[each.unit]["ActiveState"] in _DOWN]
     wanted = manager.show([each.wanted_unit for each in down], WANTED_FACTS)
+    timers = manager.show([timer_of(each) for each in down], TIMER_FACTS)
     lacking = find_lacking(manager, [each.unit for each in down])
     answer = client.ask(scope.paths.live, {"op": "snapshot"})
     live = parse_workers(answer) or {}
@@ -227,7 +239,8 @@ def gather(scope: Scope, config: Config, workers: Sequence[Component]) -> Overvi
         known = read_published(scope.paths.public, worker)
         view = _view(worker, config, facts, said, held, known, now)
         if worker in down:
-            view = _explain(view, facts, wanted[worker.wanted_unit], lacking.get(worker.unit, ""))
+            view = _explain(view, facts, wanted[worker.wanted_unit], timers[timer_of(worker)])
+            view = view._replace(needs=lacking.get(worker.unit, ""))
         views.append(view)
     return Overview(
         views,
@@ -235,6 +248,7 @@ def gather(scope: Scope, config: Config, workers: Sequence[Component]) -> Overvi
         shown[SUPERVISOR].get("ActiveState", ""),
         scope.user,
         len(views),
+        Spool(scope.paths.spool).count(),
     )
 
 
@@ -251,6 +265,17 @@ def due_in_ms(record: Record, now: Moment) -> int:
     else:
         left = min(record.due.wall_ms - now.wall_ms, record.delay_ms)
     return max(0, left)
+
+
+def _count_blamed_jobs(account: Account, now: Moment) -> int:
+    """Count the restarts within the last hour that were given back because of a job."""
+    rows = [Record.read(row) for row in account.rows if "|refund|" in row]
+    return sum(
+        each.action == "refund"
+        and bool(find_failed(each.text) or find_quarantined(each.text))
+        and age_ms(each.moment, now) < _HOUR_MS
+        for each in rows
+    )
 
 
 def _last_chance_of(account: Account, rules: Rules, now: Moment) -> LastChance:
@@ -314,10 +339,14 @@ def _view(
         else None,
         said.metrics if said and is_up else {},
         stats,
+        said.note if said and is_up else "",
+        killed_by_jobs=_count_blamed_jobs(account, now),
     )
 
 
-def _explain(view: View, facts: dict[str, str], wanted: dict[str, str], lacks: str) -> View:
+def _explain(
+    view: View, facts: dict[str, str], wanted: dict[str, str], timer: dict[str, str]
+) -> View:
     """Say why a worker is down, by what systemd shows and by the last decision about its run."""
     last = view.last
     run = stop_intent.find_run(facts, wanted)
@@ -333,9 +362,14 @@ def _explain(view: View, facts: dict[str, str], wanted: dict[str, str], lacks: s
         idle = "restarting"
     elif last and last.action == "hold" and is_owed:
         idle = "waiting"
+    elif read_timer(timer) == "waiting":  # decided without the ledger, which was away
+        idle = "restarting"
     is_due = idle == "restarting" and not view.held
     due_ms = due_in_ms(last, clock.now()) if last and is_due else None
-    return view._replace(idle=idle, needs=lacks, next_restart_ms=due_ms)
+    elapses = timer["NextElapseUSecMonotonic"]
+    if is_due and due_ms is None and elapses.isdigit():
+        due_ms = max(0, int(elapses) // 1000 - monotonic_ms())
+    return view._replace(idle=idle, next_restart_ms=due_ms)
 
 
 def _compare(facts: dict[str, str], said: LiveWorker) -> str:

@@ -55,6 +55,10 @@ def advise(report: Report) -> list[Advice]:
             found.append(Advice("Everything the journal has of this run:", command))
     elif report.verdict == "alive":
         found += _for_living(report, systemctl)
+    elif report.verdict == "stopped" and report.broken:
+        name = report.broken[0].partition(":")[0]
+        command = f"{systemctl} start {name} {witnesses.component.unit}"
+        return [Advice(f"When {name} can run again, start both:", command)]
     return [*found, *_for_state(report, systemctl, ours)]
 
 

@@ -25,6 +25,7 @@ from nomarr_systemd.postmortem.witnesses import (
 )
 from nomarr_systemd.systemd.journal_reader import Journal
 from nomarr_systemd.systemd.manager import Manager
+from nomarr_systemd.systemd.needs import find_lacking
 from nomarr_systemd.systemd.systemctl import ManagerError
 
 JOURNAL_S: Final = 0.6  # for reading the journal: the whole report shall take less than a second
@@ -159,10 +160,13 @@ def _report_living(witnesses: Witnesses, journal: Journal, terms: JournalTerms) 
 def _report_stop(witnesses: Witnesses, log: RunLog, ended: Death, *, is_current: bool) -> Report:
     """Report on a run that ended well."""
     who = witnesses.component
+    lacks = ""
     if not is_current:
         headline = f"{who}: that run did not fail: {ended.line}"
     elif witnesses.hold:
         headline = f"{who} was stopped, and is held: {witnesses.hold}"
+    elif lacks := _find_lacking(witnesses):
+        headline = f"{who} was stopped with {lacks}: it cannot run without"
     else:
         headline = f"{who} was stopped: somebody asked systemd for it"
     return Report(
@@ -171,6 +175,7 @@ def _report_stop(witnesses: Witnesses, log: RunLog, ended: Death, *, is_current:
         headline,
         describe_now(witnesses),
         lines=log.lines,
+        broken=(lacks.replace(", which is", ":"),) if lacks else (),
         notes=_note_last_death(witnesses),
     )
 
@@ -317,6 +322,15 @@ def _find_broken(witnesses: Witnesses) -> tuple[str, ...]:
         for name, facts in shown.items()
         if facts["LoadState"] not in ("loaded", "") or facts["ActiveState"] == "failed"
     )
+
+
+def _find_lacking(witnesses: Witnesses) -> str:
+    """Return a unit that the worker requires and that is not active, and its state."""
+    unit = witnesses.component.unit
+    try:
+        return find_lacking(Manager(user=witnesses.paths.user), [unit]).get(unit, "")
+    except (ManagerError, ValueError):
+        return ""
 
 
 def _find_cgroup(witnesses: Witnesses) -> str:

@@ -177,6 +177,7 @@ class Worker:
             },
             "invocation": self.invocation,
             "phase": said.get("phase"),
+            "note": said.get("note"),
             "seq": said.get("seq"),
             "misses": self.state.misses,
             "late": self.state.late,

@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 # Frames for changes: so many at once, then one each BURST_S. Short jobs must not flood the pipe.
 BURST = 10
 BURST_S = 0.1
+MAX_NOTE = 200  # characters
 READY_S = 5.0  # the main thread waits at most so long until READY=1 was sent
 STATUS_EVERY_S = 1.0  # each one makes PID 1 send signals on the bus
 EXTEND_EVERY_S = 10.0  # by three times as much each time
@@ -177,6 +178,7 @@ class Pulse:
             condition.status,
             phase=condition.phase,
             job=condition.job,
+            note=condition.note[:MAX_NOTE] or None,
             pid=self._pid,
             invocation=self._environment.invocation or None,
             recover_for_s=recovering.seconds if recovering else None,

@@ -136,6 +136,15 @@ def test_a_stop_that_was_asked_for(machine: Machine) -> None:
     assert "somebody asked systemd for it" in report["headline"]
 
 
+def test_a_stop_with_what_it_is_bound_to(machine: Machine) -> None:
+    machine.wait_for(lambda: machine.get("bound-0", "ActiveState") == "inactive", "stopped")
+    report = ask(machine, "bound-0")
+    assert (report["verdict"], report["death"]) == ("stopped", None)
+    assert "was stopped with other.service, which is inactive" in report["headline"]
+    assert report["needs"] == ["other.service: inactive"]
+    assert f"systemctl start other.service {unit_of('bound-0')}" in advice_of(report)
+
+
 def test_a_stop_that_took_too_long(machine: Machine) -> None:
     report = wait_for_decision(machine, "stubborn")
     assert report["death"]["kind"] == "stop-timeout"

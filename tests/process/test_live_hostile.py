@@ -135,8 +135,8 @@ def look_at(value: object) -> None:
 def parse_all(answer: dict[str, Any]) -> None:
     """All parsers on one answer: values of their types, or nothing."""
     for worker in (answers.parse_workers(answer) or {}).values():
-        *texts, progress_age_s, frame_age_s, metrics = worker
-        assert all(type(field) is str for field in texts)
+        *texts, progress_age_s, frame_age_s, metrics, note = worker
+        assert all(type(field) is str for field in (*texts, note))
         for number in (progress_age_s, frame_age_s):
             assert number is None or (type(number) is float and isfinite(number) and number >= 0)
         assert all(abs(number) < 1e15 for number in metrics.values())

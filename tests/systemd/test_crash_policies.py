@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -175,6 +176,11 @@ def test_so_does_a_stream_of_bad_files_that_are_tried_once(site: JobSite) -> Non
     account = site.account("plain-0")
     assert (account.restart_count, account.total_restarts) == (0, len(files))
     assert (account.k, account.failure_reason) == (len(files), None)
+    # Who looks can see that, although nothing was counted.
+    assert site.row("plain-0")["trouble"] == f"jobs killed it {len(files)} times within an hour"
+    findings = json.loads(site.ctl("doctor", "--json").stdout)["findings"]
+    [found] = [each for each in findings if each["text"].startswith("plain-0: jobs killed it")]
+    assert found["mend"].endswith("jobs list --pool plain --status error --status quarantined")
     # What it does without a job in hand is its own fault, as ever.
     first = site.kill("plain-0")
     site.wait_for_new_run("plain-0", first)
@@ -323,6 +329,10 @@ def test_preflight_fails_and_recovers(site: JobSite) -> None:
     assert isinstance(row, dict)
     assert row["health"] == "unhealthy"
     assert row["active"] == "active"
+    why = "what it needs is away; retrying in "
+    assert row["note"].startswith(why)
+    assert row["trouble"].startswith(f"unhealthy, backing_off: {why}")
+    assert f"life-0: {why}" in site.ctl("status").stdout
     (site.place / "unready-life").unlink()
     site.wait_for_job("life", "p-1", "done")
     site.wait_until_healthy("life-0")

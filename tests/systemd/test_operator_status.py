@@ -97,6 +97,7 @@ def test_one_row_for_each_worker(site: Installation) -> None:
         "sub": "running",
         "health": "healthy",
         "phase": None,
+        "note": None,
         "job": None,
         "disagreement": None,
         "held": None,

@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
 import pty
+import signal
+import sqlite3
 import struct
 import subprocess
 import termios
@@ -156,6 +159,8 @@ def test_every_way_to_be_down_is_told(site: Installation) -> None:
     assert "once-0" not in bad + " ".join(
         each["text"] for each in findings if each["level"] == "warn"
     )
+    headline = site.json("why", "need-1")["headline"]
+    assert "was stopped with ops-db.service, which is failed: it cannot run without" in headline
     # Each cure is a command that can be given.
     [cure] = [each["mend"] for each in findings if "need-1" in each["text"]]
     assert cure == "systemctl --user start ops-db.service nomarr-worker@need-1.service"
@@ -189,3 +194,17 @@ def test_when_it_is_longer_than_the_screen_trouble_comes_first(site: Installatio
     assert [line for line in lines if "healthy, and only counted here" in line]
     lines = show_on_terminal(site, "status", rows=60)
     assert [line for line in lines if line.startswith("tag-5 ")]
+
+
+def test_a_ledger_that_is_away_is_told_and_so_is_the_restart(site: Installation) -> None:
+    """It is decided blindly, and nothing of it is on record yet."""
+    with contextlib.closing(sqlite3.connect(site.state / "ledger.db", isolation_level=None)) as own:
+        own.execute("BEGIN IMMEDIATE")
+        os.kill(site.lab.main_pid("tag-0"), signal.SIGKILL)
+        row = wait_for_state(site, "tag-0", "restarting")
+        assert row["last_crash"] is None
+        assert 0 < row["next_restart_in_s"] <= 60
+        text = site.ctl("status").stdout
+        assert "The ledger is away: 1 failure not booked yet; see nomarrctl doctor" in text
+        assert "nothing will start" not in text
+        own.execute("ROLLBACK")

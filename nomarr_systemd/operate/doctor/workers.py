@@ -70,6 +70,10 @@ def check_workers(it: Installation) -> Found:
             yield "bad", f"{name} is masked, and the ledger does not know why", reset
         elif view.failure_reason and not is_masked:
             yield "bad", f"{name} has failed for good, but is not masked", reset
+        elif view.trouble and view.killed_by_jobs >= max(1, view.window_limit):
+            listing = f"{it.nomarrctl} jobs list --pool {view.worker.pool}"
+            text = f"{name}: jobs killed it {view.killed_by_jobs} times within an hour"
+            yield "warn", text, f"{listing} --status error --status quarantined"
         elif view.last_chance:
             mend = f"{it.nomarrctl} why {name}; when mended: {it.nomarrctl} reset {name}"
             yield "warn", f"{name}: {describe_last_chance(view.last_chance)}", mend
@@ -129,12 +133,13 @@ def _check_down(it: Installation, views: Sequence[View]) -> Found:
         ("stopped", "stopped by hand"),
         ("finished", 'finished (on_clean_exit is "stay")'),
         ("waiting", "waiting for what has to come first"),
-        ("lost", "down, and nothing will start them"),
+        ("lost", "down, and nothing will start "),
     ):
         workers = [view.worker for view in down if view.idle == idle and not view.needs]
         if workers:
             units = " ".join(worker.unit for worker in workers)
-            text = f"{count(len(workers))} {why}: {_name(workers)}"
+            it_or_them = ("it" if len(workers) == 1 else "them") if idle == "lost" else ""
+            text = f"{count(len(workers))} {why}{it_or_them}: {_name(workers)}"
             level: Level = "bad" if idle == "lost" else "ok" if idle == "finished" else "warn"
             yield level, text, "" if level == "ok" else f"{it.systemctl} start {units}"
 
