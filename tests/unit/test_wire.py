@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nomarr_systemd.systemd.dbus.connection import Call, unit_path
-from nomarr_systemd.systemd.dbus.wire import Reader, Writer, split
+from nomarr_systemd.systemd.dbus.wire import Reader, Writer, read_fields, split
 
 NUMBERS = {
     "y": st.integers(0, 2**8 - 1),
@@ -83,6 +83,32 @@ def test_the_bytes_are_those_of_the_specification() -> None:
 def test_hostile_bytes_are_refused(data: bytes, signature: str) -> None:
     with contextlib.suppress(ValueError):
         Reader(data).read_all(signature)
+
+
+FIELDS = st.tuples(
+    st.integers(1, 9),
+    st.one_of(
+        st.tuples(st.just("u"), NUMBERS["u"]),
+        st.tuples(st.sampled_from("so"), NUMBERS["s"]),
+        st.tuples(st.just("g"), st.text("asuv(){}", max_size=50)),
+    ),
+)
+
+
+@given(st.lists(FIELDS, unique_by=lambda field: field[0]))
+def test_a_header_comes_back(fields: list[tuple[int, Typed]]) -> None:
+    writer = Writer()
+    writer.write("t", 0)
+    writer.write("u", 0)  # a header's fields begin 12 bytes into the message
+    writer.write("a(yv)", fields)
+    found = read_fields(bytes(writer.data[12:]))
+    assert found == {number: value for number, (_, value) in fields}
+
+
+@given(st.binary(max_size=60), st.integers(0, 70))
+def test_a_hostile_header_is_refused(data: bytes, length: int) -> None:
+    with contextlib.suppress(ValueError):
+        read_fields(length.to_bytes(4, "little") + data)
 
 
 @pytest.mark.parametrize("signature", ["a", "(", "(s", "()", "z", "a()", ")"])

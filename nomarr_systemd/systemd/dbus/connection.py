@@ -16,7 +16,7 @@ from struct import Struct
 from typing import Any, Final, NamedTuple
 
 from nomarr_systemd.core.errors import NomarrError
-from nomarr_systemd.systemd.dbus.wire import U32, Reader, Writer, split
+from nomarr_systemd.systemd.dbus.wire import U32, Reader, Writer, read_fields, split
 
 PATH: Final = "/org/freedesktop/systemd1"
 MANAGER: Final = "org.freedesktop.systemd1.Manager"
@@ -182,8 +182,7 @@ class Bus:
         self._at += len(message)
         if kind not in (_RETURN, _ERROR):
             return kind, {}, b""  # the private socket sends every signal to every client
-        reader = Reader(message, _START.size - 4)
-        return kind, dict(reader.read("a(yv)")), message[begins:]
+        return kind, read_fields(message[_START.size - 4 : begins]), message[begins:]
 
 
 def _places(*, user: bool) -> tuple[tuple[str, bool], ...]:
