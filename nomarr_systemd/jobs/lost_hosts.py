@@ -7,6 +7,7 @@ jobs, the first of all hosts finds the claims within minutes.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
@@ -45,7 +46,7 @@ class LostHosts:
             if leases.declare_lost(store, lease):
                 self._on_lost(lease)
                 for run in find_claimed_runs(store, lease.host):
-                    yield _settle(store, lease, run, wall_ms)
+                    yield from _settle(store, lease, run, wall_ms)
         if now_s >= self._rest_at:
             self._rest_at = now_s + REST_S
             yield from self._look_for_rest(store, now_ms, wall_ms)
@@ -60,17 +61,19 @@ class LostHosts:
                 lease = leases.find_lost(store, host) if host != self._host else None
                 for run in find_claimed_runs(store, host) if lease else ():
                     if lease and (host, run.invocation) in self._left:
-                        yield _settle(store, lease, run, wall_ms)
+                        yield from _settle(store, lease, run, wall_ms)
                     else:
                         left.add((host, run.invocation))
         self._left = left
 
 
-def _settle(store: Store, lease: Lease, run: ClaimedRun, wall_ms: int) -> Found:
+def _settle(store: Store, lease: Lease, run: ClaimedRun, wall_ms: int) -> Iterator[Found]:
     """Not counted against the worker or its pool, but against its jobs: one that takes its host
-    down would take down one after the other."""
+    down would take down one after the other. A damaged document must not keep other runs from
+    being settled."""
     end = RunEnd(
         run.component_id, run.invocation, HOST_LOST, wall_ms, counted=False, blames_job=True
     )
     pool = lease.rules_of(run.component_id.split(":")[1])
-    return Found(lease, settle(store, pool, end, lease.host)[0])
+    with contextlib.suppress(KeyError, TypeError, ValueError):
+        yield Found(lease, settle(store, pool, end, lease.host)[0])

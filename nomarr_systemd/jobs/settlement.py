@@ -14,7 +14,8 @@ from typing import Final, NamedTuple
 
 from nomarr_systemd.config.values import Pool
 from nomarr_systemd.core import job
-from nomarr_systemd.core.errors import KeyExists, StaleRevision
+from nomarr_systemd.core.errors import BadName, KeyExists, StaleRevision
+from nomarr_systemd.core.ids import parse_component, split_invocation
 from nomarr_systemd.core.job import Doc, Outcome, RunEnd
 from nomarr_systemd.core.lease import PoolRules
 from nomarr_systemd.jobs.claims import CLAIMS
@@ -51,14 +52,17 @@ def settle(store: Store, pool: Rules, end: RunEnd, host: str = "") -> tuple[Outc
 
 
 def find_claimed_runs(store: Store, host: str) -> list[ClaimedRun]:
-    """The runs of this host that have claims."""
-    claims = store.find(CLAIMS, {"host": host})
-    return sorted(
-        {
-            ClaimedRun(claim["component_id"], claim["invocation"], str(claim.get("boot", "")))
-            for claim in claims
-        }
-    )
+    """The runs of this host that have claims. Claims that name no run are left out: workers may
+    write anything there."""
+    found = set()
+    for claim in store.find(CLAIMS, {"host": host}):
+        try:
+            name = parse_component(str(claim.get("component_id"))).component_id
+            invocation, _ = split_invocation(str(claim.get("invocation")))
+        except BadName:
+            continue
+        found.add(ClaimedRun(name, invocation, str(claim.get("boot", ""))))
+    return sorted(found)
 
 
 def restore_claims(store: Store, pool: str, wall_ms: int) -> int:

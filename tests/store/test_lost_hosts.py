@@ -226,6 +226,24 @@ def test_a_damaged_lease_hides_no_other(work: Store) -> None:
     assert len(find_lost(LostHosts("b", lambda _lease: None), work)) == 1
 
 
+def test_a_damaged_claim_or_job_keeps_no_other_from_being_settled(work: Store) -> None:
+    a = begin(work, "a")
+    add(work, "/one")
+    assert a.take_next() is not None
+    strange: list[Doc] = [{}, *({"component_id": each} for each in (5, "x", "worker:tag:1"))]
+    for number, fields in enumerate(strange):
+        claim = {"_key": f"claim_{number}", "host": "a", "job": "none", "invocation": []}
+        work.insert(CLAIMS, claim | fields)
+    broken = {"_key": "tag:broken:0", "pool": "tag", "status": "running", "invocation": "e" * 32}
+    work.insert(JOBS, broken | {"crashes": [5], "path": "/b"})
+    claim = {"_key": "claim_broken", "host": "a", "job": "tag:broken:0", "invocation": "e" * 32}
+    work.insert(CLAIMS, claim | {"component_id": "worker:tag:0"})
+    age(work, "a")
+    found = find_lost(LostHosts("b", lambda _lease: None), work)
+    assert [each.outcome.invocation for each in found if each.outcome.settled] == [run_of("a")]
+    assert job_of(work, "/one")["status"] == "error"
+
+
 def test_hosts_that_were_lost_long_ago_are_forgotten(work: Store) -> None:
     for host in ("a", "b", "c"):
         begin(work, host)
