@@ -36,6 +36,7 @@ work_user = "worker"
 work_password_file = "{place}/secret-of-jobs"
 [fleet]
 lease_s = {lease_s}
+max_restarts_at_once = {at_once}
 [health]
 snapshot_interval_s = 1
 {more}
@@ -88,6 +89,11 @@ class Servers:
         self.standby.server.sql("SELECT pg_promote(true, 60)")
         self.all.remove(self.primary)
 
+    def stop(self) -> None:
+        for each in self.all:
+            each.stop()
+        self.all = []
+
     def open(self, domain: Domain = "work") -> PostgresStore:
         places = tuple(("127.0.0.1", each.port) for each in (self.primary, self.standby))
         url = PostgresUrl(ADMIN, places, DATABASE, tls=False)
@@ -112,6 +118,7 @@ class Host(Installation):
         place: Path,
         pools: dict[str, tuple[int, str]],
         more: str = "",
+        at_once: int = 0,
     ) -> None:
         super().__init__(lab)
         for name in ("ledger", "jobs"):
@@ -123,6 +130,7 @@ class Host(Installation):
             database=DATABASE,
             place=lab.directory,
             lease_s=LEASE_S,
+            at_once=at_once,
             more=more,
         )
         for name, (workers, settings) in pools.items():
@@ -166,5 +174,4 @@ def run_servers() -> Iterator[Servers]:
         try:
             yield servers
         finally:
-            for each in servers.all:
-                each.stop()
+            servers.stop()
