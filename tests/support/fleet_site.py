@@ -83,11 +83,21 @@ class Servers:
     def hosts(self) -> str:
         return ",".join(f"127.0.0.1:{each.port}" for each in (self.primary, self.standby))
 
-    def fail_over(self) -> None:
-        """Kill the primary, and make the standby one."""
+    def kill_primary(self) -> None:
         self.primary.stop(signal.SIGKILL)
-        self.standby.server.sql("SELECT pg_promote(true, 60)")
         self.all.remove(self.primary)
+
+    def promote(self) -> None:
+        """Make the standby the primary."""
+        self.standby.server.sql("SELECT pg_promote(true, 60)")
+
+    def are_leases_over(self) -> bool:
+        """By the clock of the standby, which can be read."""
+        now_ms = "extract(epoch FROM clock_timestamp()) * 1000"
+        over = f"{now_ms} > (body->>'renewed_ms')::bigint + (body->>'lease_ms')::bigint"
+        sql = f"SELECT bool_and({over}) FROM nomarr_work.hosts"
+        [(is_over,)] = self.standby.server.sql(sql, database=DATABASE)
+        return bool(is_over)
 
     def stop(self) -> None:
         for each in self.all:
