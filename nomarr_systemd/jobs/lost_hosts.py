@@ -69,7 +69,8 @@ class LostHosts:
 
 def _settle(store: Store, lease: Lease, run: ClaimedRun, wall_ms: int) -> Iterator[Found]:
     """Not counted against the worker or its pool, but against its jobs: one that takes its host
-    down would take down one after the other."""
+    down would take down one after the other. A damaged document must not keep other runs from
+    being settled."""
     end = RunEnd(
         run.component_id, run.invocation, HOST_LOST, wall_ms, counted=False, blames_job=True
     )

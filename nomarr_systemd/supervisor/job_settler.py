@@ -21,6 +21,7 @@ from nomarr_systemd.core.errors import NomarrError
 from nomarr_systemd.core.ids import parse_component
 from nomarr_systemd.core.job import REBOOTED, UNREPORTED, Outcome, RunEnd
 from nomarr_systemd.core.lease import RENEWALS
+from nomarr_systemd.fleet.leases import is_first
 from nomarr_systemd.host.clock import read_boot_id
 from nomarr_systemd.host.machine import host_of
 from nomarr_systemd.jobs.settlement import (
@@ -329,7 +330,7 @@ class _Settling:
         if self._is_first_sweep:
             for pool in config.pools:
                 finish_failing(store, pool.name, wall_ms, host)
-        if now >= self._restore_due:
+        if now >= self._restore_due and (not host or is_first(store, host)):
             self._restore_due = now + _RESTORE_S
             for pool in config.pools:
                 if found := restore_claims(store, pool.name, wall_ms):

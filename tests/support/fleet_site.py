@@ -36,6 +36,7 @@ work_user = "worker"
 work_password_file = "{place}/secret-of-jobs"
 [fleet]
 lease_s = {lease_s}
+max_restarts_at_once = {at_once}
 [health]
 snapshot_interval_s = 1
 {more}
@@ -82,11 +83,26 @@ class Servers:
     def hosts(self) -> str:
         return ",".join(f"127.0.0.1:{each.port}" for each in (self.primary, self.standby))
 
-    def fail_over(self) -> None:
-        """Kill the primary, and make the standby one."""
+    def kill_primary(self) -> None:
         self.primary.stop(signal.SIGKILL)
-        self.standby.server.sql("SELECT pg_promote(true, 60)")
         self.all.remove(self.primary)
+
+    def promote(self) -> None:
+        """Make the standby the primary."""
+        self.standby.server.sql("SELECT pg_promote(true, 60)")
+
+    def are_leases_over(self) -> bool:
+        """By the clock of the standby, which can be read."""
+        now_ms = "extract(epoch FROM clock_timestamp()) * 1000"
+        over = f"{now_ms} > (body->>'renewed_ms')::bigint + (body->>'lease_ms')::bigint"
+        sql = f"SELECT bool_and({over}) FROM nomarr_work.hosts"
+        [(is_over,)] = self.standby.server.sql(sql, database=DATABASE)
+        return bool(is_over)
+
+    def stop(self) -> None:
+        for each in self.all:
+            each.stop()
+        self.all = []
 
     def open(self, domain: Domain = "work") -> PostgresStore:
         places = tuple(("127.0.0.1", each.port) for each in (self.primary, self.standby))
@@ -112,6 +128,7 @@ class Host(Installation):
         place: Path,
         pools: dict[str, tuple[int, str]],
         more: str = "",
+        at_once: int = 0,
     ) -> None:
         super().__init__(lab)
         for name in ("ledger", "jobs"):
@@ -123,6 +140,7 @@ class Host(Installation):
             database=DATABASE,
             place=lab.directory,
             lease_s=LEASE_S,
+            at_once=at_once,
             more=more,
         )
         for name, (workers, settings) in pools.items():
@@ -166,5 +184,4 @@ def run_servers() -> Iterator[Servers]:
         try:
             yield servers
         finally:
-            for each in servers.all:
-                each.stop()
+            servers.stop()

@@ -137,22 +137,30 @@ def test_the_primary_is_killed_in_the_middle_of_everything(
     servers: Servers, labs: list[Lab], tmp_path: Path
 ) -> None:
     """Of a crash loop on each host and of 2,000 jobs: every failure is booked once, every job is
-    done once, and no host is taken for lost."""
+    done once, and no host is taken for lost, nor the long job that each has in hand."""
     hosts = []
     for lab in labs:
         mortal = MORTAL.replace("{lab}", lab.directory).replace("{place}", str(tmp_path))
         program = lab.write_program("mortal", mortal)
         loop = f'{POLICY}[pool.loop]\ncommand = ["{program}"]\nwatchdog_s = 3600\n'
-        hosts.append(Host(lab, servers, tmp_path, {"tag": (2, "")}, loop))
+        hosts.append(Host(lab, servers, tmp_path, {"tag": (2, ""), "long": (1, "")}, loop))
     alpha = hosts[0]
+    longs = [str(tmp_path / f"wait-{number}") for number in range(3)]
+    alpha.good("jobs", "add", "--pool", "long", *longs)
     names = [f"job-{number:04d}" for number in range(JOBS)]
     listed = tmp_path / "jobs"
     listed.write_text("".join(f"{tmp_path}/{name}\n" for name in names))
     (tmp_path / "broken").touch()
     alpha.good("jobs", "add", "--pool", "tag", "--from-file", str(listed))
 
-    def count_done() -> int:
-        return sum(doc["status"] == "done" for doc in servers.jobs())
+    def jobs_of(pool: str) -> list[Doc]:
+        return [doc for doc in servers.jobs() if doc["pool"] == pool]
+
+    def count_done(pool: str = "tag") -> int:
+        return sum(doc["status"] == "done" for doc in jobs_of(pool))
+
+    def all_long_run() -> bool:
+        return len({doc["host"] for doc in jobs_of("long") if doc["status"] == "running"}) == 3
 
     def runs_of(host: Host) -> list[str]:
         return Path(host.lab.directory, "runs").read_text().split()
@@ -163,9 +171,13 @@ def test_the_primary_is_killed_in_the_middle_of_everything(
     for host in hosts:
         host.lab.wait_for(lambda: has_died(host, 2), timeout_s=PATIENCE_S, what="the loop")  # noqa: B023
     alpha.lab.wait_for(lambda: count_done() >= JOBS // 10, timeout_s=PATIENCE_S, what="some jobs")
+    alpha.lab.wait_for(all_long_run, timeout_s=PATIENCE_S, what="each host has a long job")
     at_failover = {host.lab.name: len(runs_of(host)) for host in hosts}
     assert count_done() < JOBS
-    servers.fail_over()
+    servers.kill_primary()
+    # For so long that no host could have renewed its lease.
+    alpha.lab.wait_for(servers.are_leases_over, timeout_s=PATIENCE_S, what="all leases are over")
+    servers.promote()
     for host in hosts:
         before = at_failover[host.lab.name]
         host.lab.wait_for(
@@ -175,6 +187,10 @@ def test_the_primary_is_killed_in_the_middle_of_everything(
         )
     (tmp_path / "broken").unlink()
     alpha.lab.wait_for(lambda: count_done() == JOBS, timeout_s=PATIENCE_S, what="all jobs")
+    assert all_long_run()
+    for path in longs:
+        Path(f"{path}.go").touch()
+    alpha.lab.wait_for(lambda: count_done("long") == 3, timeout_s=PATIENCE_S, what="the long jobs")
     assert servers.claims() == []
     begun = [line.split()[0] for line in (tmp_path / "begun-tag").read_text().splitlines()]
     assert Counter(begun) == Counter(names)
@@ -196,7 +212,7 @@ def test_the_primary_is_killed_in_the_middle_of_everything(
         outcomes = [
             record
             for doc in store.find("stats")
-            if doc["_key"].startswith("pool:tag")
+            if doc["_key"].startswith(("pool:tag", "pool:long"))
             for record in doc["records"]
         ]
     assert outcomes == [], json.dumps(outcomes)

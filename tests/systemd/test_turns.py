@@ -1,5 +1,5 @@
 """Restarts that wait for each other, under systemd: workers whose start takes its time do not start
-at the same time, and none is forgotten.
+at the same time, none is forgotten, and none waits for a store that is away.
 """
 
 from __future__ import annotations
@@ -7,11 +7,17 @@ from __future__ import annotations
 import os
 import signal
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from nomarr_systemd.core.ids import Component
+from nomarr_systemd.fleet.turns import TurnStore
+from nomarr_systemd.ledger.ledger import Ledger
+from tests.support.fleet_site import Host, make_hosts, run_servers
 from tests.support.lab import Lab
+from tests.support.operator_site import WORKER as SHELL
 from tests.support.operator_site import Installation
 
 # Ready when ``slow`` is not there; it notes when it begins, and when it is ready.
@@ -67,3 +73,44 @@ def test_one_worker_at_a_time_starts_again(site: Installation) -> None:
     assert [word for word, _ in read()] == ["begins", "ready", "begins", "ready"]
     for name in ("tag-0", "tag-1"):
         assert [each.action for each in site.records(name)] == ["restart"]
+
+
+def test_no_restart_waits_for_a_store_that_is_away(tmp_path: Path) -> None:
+    """The only turn is another host's. The worker waits for it while the store can say so, and is
+    restarted when that is away; the death is booked once."""
+    policy = "[policy]\nbackoff_base_s = 0.1\nbackoff_max_s = 2\nbackoff_jitter = 0\n"
+    with run_servers() as servers, make_hosts(["alpha"]) as (lab,):
+        worker = lab.write_program("shell", SHELL)
+        pool = f'[pool.tag]\ncommand = ["{worker}"]\nwatchdog_s = 3600\n'
+        host = Host(lab, servers, tmp_path, {}, policy + pool, at_once=1)
+        host.wait_until_healthy("tag-0")
+        with closing(servers.open("policy")) as store:
+            assert TurnStore(store, "elsewhere", 1).take(Component("tag", 7), 3_600_000)
+        died = host.kill("tag-0")
+
+        def waits() -> bool:
+            records = host.records("tag-0")
+            is_late = bool(records) and time.time() * 1000 > records[0].due.wall_ms + 500
+            is_armed = lab.get("nomarr-restart@tag-0.timer", "SubState") == "waiting"
+            return is_late and is_armed
+
+        lab.wait_for(waits, what="it waits for its turn")
+        assert lab.get("tag-0", "InvocationID") == died
+        primary, standby = servers.primary, servers.standby
+        servers.stop()
+        lab.wait_until("tag-0", "active")
+        assert lab.get("tag-0", "InvocationID") != died
+        primary.start(synchronous_standby_names="")
+        standby.start()
+        servers.all = [standby, primary]
+        lab.systemctl("start", "nomarr-reconcile.service")
+
+        def booked() -> list[str]:
+            with closing(servers.open("policy")) as store:
+                (mine,) = {doc["host"] for doc in store.find("worker_restart_policy")}
+                records = Ledger(store, host=mine).account("worker:tag:0").records
+            done = [each for each in records if each.effect == "done"]
+            return [each.invocation for each in done if each.action == "restart"]
+
+        lab.wait_for(booked, what="its restart is done")
+        assert booked() == [died]
