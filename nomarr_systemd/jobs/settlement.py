@@ -17,7 +17,7 @@ from nomarr_systemd.core import job
 from nomarr_systemd.core.errors import KeyExists, StaleRevision
 from nomarr_systemd.core.job import Doc, Outcome, RunEnd
 from nomarr_systemd.core.lease import PoolRules
-from nomarr_systemd.jobs.claims import CLAIMS
+from nomarr_systemd.jobs.claims import CLAIMS, find_owner, make_claim
 from nomarr_systemd.jobs.queue import JOBS, write_again
 from nomarr_systemd.store.protocol import Store, hosted
 
@@ -74,10 +74,10 @@ def restore_claims(store: Store, pool: str, wall_ms: int) -> int:
 
 
 def _restore(store: Store, doc: Doc, wall_ms: int) -> bool:
-    owner = job.find_owner(doc)
+    owner = find_owner(doc)
     if owner is None:
         return False
-    claim = job.make_claim(doc["_key"], str(doc["pool"]), owner, wall_ms)
+    claim = make_claim(doc["_key"], str(doc["pool"]), owner, wall_ms)
     try:
         with store.batch():
             rev = store.insert(CLAIMS, claim)
