@@ -145,13 +145,19 @@ def _settle(store: Store, pool: Rules, end: RunEnd, host: str) -> tuple[Outcome,
 
 
 def _fail_claimed(store: Store, pool: str, error: Doc, wall_ms: int, host: str) -> None:
-    for claim in store.find(CLAIMS, {"host": host}):
-        if claim["pool"] != pool:
-            continue
-        doc = store.get(JOBS, claim["job"])
+    claims = [claim for claim in store.find(CLAIMS, {"host": host}) if claim["pool"] == pool]
+    jobs = [store.get(JOBS, claim["job"]) for claim in claims]
+    first: dict[str, str] = {}  # the job in hand of each run, and not the rest of its batch
+    for claim, doc in zip(claims, jobs, strict=True):
+        if job.is_in_hand(doc, claim["invocation"]):
+            first.setdefault(claim["invocation"], claim["job"])
+    # The rest of a batch before the job in hand: after a kill it is still known which is which.
+    for claim, doc in reversed(list(zip(claims, jobs, strict=True))):
         if doc is not None and job.is_in_hand(doc, claim["invocation"]):
+            is_waiting = bool(host) and first[claim["invocation"]] != claim["job"]
+            changed = job.put_back(doc, wall_ms) if is_waiting else job.fail(doc, error, wall_ms)
             with contextlib.suppress(StaleRevision):  # its worker ended it meanwhile
-                store.replace(JOBS, job.fail(doc, error, wall_ms))
+                store.replace(JOBS, changed)
         with contextlib.suppress(StaleRevision):  # it is another run's by now
             store.delete(CLAIMS, claim["_key"], claim["_rev"])
 
