@@ -1,5 +1,5 @@
-"""A store that hosts share: jobs/s on a real PostgreSQL as workers are added, what each kind of
-write costs the server, and how long a failure waits for its decision on each backend.
+"""A store that hosts share: what each kind of write costs a real PostgreSQL, and how long a failure
+waits for its decision on each backend. Jobs/s are in ``jobs``.
 """
 
 from __future__ import annotations
