@@ -13,7 +13,7 @@ from operator import itemgetter
 from typing import Any, Final, Literal, NamedTuple, Protocol, get_args
 
 from nomarr_systemd.core.errors import BadName, NomarrError
-from nomarr_systemd.core.ids import check_pool, is_run, parse_component
+from nomarr_systemd.core.ids import check_pool, parse_component
 from nomarr_systemd.core.text import escape
 
 Status = Literal["pending", "running", "done", "error", "quarantined"]
@@ -168,11 +168,6 @@ def claim_key(job: str) -> str:
     return f"claim_{job}"
 
 
-def make_claim(job: str, pool: str, owner: Owner, wall_ms: int) -> Doc:
-    claim = {"_key": claim_key(job), "job": job, "pool": pool, "wall_ms": wall_ms}
-    return claim | owner._asdict()
-
-
 def make_job(pool: str, path: str, wall_ms: int) -> Doc:
     """Return a new job; BadName if pool or path cannot be used."""
     check_pool(pool)
@@ -252,17 +247,6 @@ def is_in_hand(doc: Mapping[str, Any] | None, invocation: str) -> bool:
     return (
         doc is not None and doc.get("status") == "running" and doc.get("invocation") == invocation
     )
-
-
-def find_owner(doc: Mapping[str, Any]) -> Owner | None:
-    """The run that has the job in hand; None if its document names none."""
-    component_id, invocation = str(doc.get("component_id")), str(doc.get("invocation"))
-    try:
-        parse_component(component_id)
-    except BadName:
-        return None
-    host = str(doc.get("host") or "")
-    return Owner(component_id, invocation, host) if is_run(invocation) else None
 
 
 def crashes_of(doc: Mapping[str, Any]) -> list[RunEnd]:

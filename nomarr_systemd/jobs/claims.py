@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from nomarr_systemd.core import job
-from nomarr_systemd.core.errors import BadDocument, KeyExists, StaleRevision
+from nomarr_systemd.core.errors import BadDocument, BadName, KeyExists, StaleRevision
+from nomarr_systemd.core.ids import is_run, parse_component
 from nomarr_systemd.core.job import Doc, Owner
 from nomarr_systemd.jobs.queue import JOBS, now_ms, write_again
 from nomarr_systemd.store.protocol import Store, encode
@@ -186,7 +187,7 @@ class Claims:
         return doc, ours
 
     def _make_claim(self, key: str) -> Doc:
-        return job.make_claim(key, self.pool, self.owner, now_ms())
+        return make_claim(key, self.pool, self.owner, now_ms())
 
     def _insert(self, claim: Doc) -> str:
         """Insert the claim, or find it if it is there; returns its revision."""
@@ -215,6 +216,22 @@ class Claims:
             self.store.delete(CLAIMS, job.claim_key(key), claim_rev)
             return None
         return changed
+
+
+def make_claim(key: str, pool: str, owner: Owner, wall_ms: int) -> Doc:
+    claim = {"_key": job.claim_key(key), "job": key, "pool": pool, "wall_ms": wall_ms}
+    return claim | owner._asdict()
+
+
+def find_owner(doc: Doc) -> Owner | None:
+    """The run that has the job in hand; None if its document names none."""
+    component_id, invocation = str(doc.get("component_id")), str(doc.get("invocation"))
+    try:
+        parse_component(component_id)
+    except BadName:
+        return None
+    host = str(doc.get("host") or "")
+    return Owner(component_id, invocation, host) if is_run(invocation) else None
 
 
 def _finish(doc: Doc, end: End, wall_ms: int) -> Doc:

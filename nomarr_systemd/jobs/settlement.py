@@ -19,7 +19,7 @@ from nomarr_systemd.core.ids import parse_component
 from nomarr_systemd.core.job import Doc, Outcome, RunEnd
 from nomarr_systemd.core.json import JsonError, get_str
 from nomarr_systemd.core.lease import PoolRules
-from nomarr_systemd.jobs.claims import CLAIMS
+from nomarr_systemd.jobs.claims import CLAIMS, find_owner, make_claim
 from nomarr_systemd.jobs.queue import JOBS, write_again
 from nomarr_systemd.store.protocol import Store, hosted
 
@@ -77,10 +77,10 @@ def restore_claims(store: Store, pool: str, wall_ms: int) -> int:
 
 
 def _restore(store: Store, doc: Doc, wall_ms: int) -> bool:
-    owner = job.find_owner(doc)
+    owner = find_owner(doc)
     if owner is None:
         return False
-    claim = job.make_claim(doc["_key"], str(doc["pool"]), owner, wall_ms)
+    claim = make_claim(doc["_key"], str(doc["pool"]), owner, wall_ms)
     try:
         with store.batch():
             rev = store.insert(CLAIMS, claim)
@@ -155,13 +155,20 @@ def _find_job(store: Store, claim: Doc) -> Doc | None:
 
 
 def _fail_claimed(store: Store, pool: str, error: Doc, wall_ms: int, host: str) -> None:
-    for claim in store.find(CLAIMS, {"host": host}):
-        if claim.get("pool") != pool:
-            continue
-        doc = _find_job(store, claim)
-        if doc is not None and job.is_in_hand(doc, str(claim.get("invocation"))):
+    claims = [claim for claim in store.find(CLAIMS, {"host": host}) if claim.get("pool") == pool]
+    jobs = [_find_job(store, claim) for claim in claims]
+    runs = [str(claim.get("invocation")) for claim in claims]
+    first: dict[str, str] = {}  # the job in hand of each run, and not the rest of its batch
+    for run, doc in zip(runs, jobs, strict=True):
+        if doc is not None and job.is_in_hand(doc, run):
+            first.setdefault(run, doc["_key"])
+    # The rest of a batch before the job in hand: after a kill it is still known which is which.
+    for claim, run, doc in reversed(list(zip(claims, runs, jobs, strict=True))):
+        if doc is not None and job.is_in_hand(doc, run):
+            is_waiting = bool(host) and first[run] != doc["_key"]
+            changed = job.put_back(doc, wall_ms) if is_waiting else job.fail(doc, error, wall_ms)
             with contextlib.suppress(StaleRevision):  # its worker ended it meanwhile
-                store.replace(JOBS, job.fail(doc, error, wall_ms))
+                store.replace(JOBS, changed)
         with contextlib.suppress(StaleRevision):  # it is another run's by now
             store.delete(CLAIMS, claim["_key"], claim["_rev"])
 

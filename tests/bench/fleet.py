@@ -1,5 +1,5 @@
-"""A store that hosts share: jobs/s on a real PostgreSQL as workers are added, what each kind of
-write costs the server, and how long a failure waits for its decision on each backend.
+"""A store that hosts share: what each kind of write costs a real PostgreSQL, and how long a failure
+waits for its decision on each backend. Jobs/s are in ``jobs``.
 """
 
 from __future__ import annotations
@@ -8,8 +8,6 @@ import itertools
 import os
 import signal
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -40,30 +38,12 @@ from tests.support.lab import Lab
 from tests.support.operator_site import Installation
 from tests.support.postgres import ADMIN, PASSWORD, Postgres, run_postgres
 
-JOBS = 2000
-WORKERS = (1, 2, 4, 8)
 OF_HOST = 50
 ROUNDS = 200
 DEATHS = 20
 DATABASE = "bench"
 RULES = Rules(max_restarts=100, max_lifetime_restarts=0)
 
-# Takes jobs until there are none; says how many.
-WORKER = """
-import os, sys
-from nomarr_systemd.core.job import Owner
-from nomarr_systemd.jobs.claims import Claims, End
-from tests.bench.fleet import open_at
-owner = Owner("worker:tag:0", os.urandom(16).hex(), "host")
-claims = Claims(open_at(int(sys.argv[1])), "tag", owner)
-print("ready", flush=True)
-sys.stdin.readline()
-done = 0
-while job := claims.take_next():
-    claims.end(job["_key"], End("done"))
-    done += 1
-print(done)
-"""
 SERVER = """
 [store]
 url = "{scheme}://{user}@127.0.0.1:{port}/latency"
@@ -88,42 +68,6 @@ watchdog_s = 3600
 def open_at(port: int, domain: Domain = "work") -> PostgresStore:
     url = PostgresUrl(ADMIN, (("127.0.0.1", port),), DATABASE, tls=False)
     return PostgresStore(url, domain, password=PASSWORD, timeout_s=20)
-
-
-def race(port: int, workers: int) -> float:
-    """Jobs in a second."""
-    children = [
-        subprocess.Popen(
-            [sys.executable, "-c", WORKER, str(port)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(workers)
-    ]
-    for child in children:
-        if child.stdout is None or child.stdout.readline() != "ready\n":
-            raise RuntimeError("a worker did not start")
-    started = time.perf_counter()
-    for child in children:
-        if child.stdin is not None:
-            child.stdin.write("go\n")
-            child.stdin.flush()
-    outputs = [child.communicate()[0] for child in children]
-    seconds = time.perf_counter() - started
-    if sum(map(int, outputs)) != JOBS:
-        raise RuntimeError(f"not every job was done once: {outputs}")
-    return JOBS / seconds
-
-
-def measure_jobs(server: Postgres) -> None:
-    with closing(open_at(server.port)) as store:
-        for number in WORKERS:
-            store.prune(queue.JOBS, "added_wall_ms", 1 << 60)
-            paths = (f"/music/library/{n:07d}.flac" for n in range(JOBS))
-            queue.add(store, "tag", paths, on_page=lambda *_: None)
-            figure = race(server.port, number)
-            report(f"PostgreSQL, claim and complete: {number} workers", f"{figure:.0f} jobs/s")
 
 
 def measure_writes(server: Postgres) -> None:
@@ -245,7 +189,6 @@ def measure() -> None:
         server = running.server
         server.sql(f"CREATE DATABASE {DATABASE}", "CREATE DATABASE latency")
         server.sql(f"CREATE ROLE worker SUPERUSER LOGIN PASSWORD $x${PASSWORD}$x$")
-        measure_jobs(server)
         measure_writes(server)
         measure_latency("SQLite", None)
         measure_latency("PostgreSQL", Backend("postgresql", ADMIN, server.port, server.password))

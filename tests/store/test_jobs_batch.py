@@ -152,6 +152,20 @@ def test_a_pool_that_fails_fails_the_whole_batch(open_source: Open, store: Sqlit
     assert take(source) is None  # none of the batch is begun
 
 
+def test_where_hosts_share_the_queue_the_rest_is_for_the_others(store: SqliteStore) -> None:
+    for number, invocation in enumerate((RUN, OTHER)):
+        owner = Owner(f"worker:tag:{number}", invocation, "alpha")
+        assert len(Claims(store, "tag", owner).take_batch(3)) == 3
+    pool = Pool("tag", crash_policy="fail-pool")
+    end = RunEnd("worker:tag:0", RUN, "killed by signal 9", 5)
+    assert settle(store, pool, end, "alpha")[0].fail_pool
+    found = jobs(store)
+    assert [path for path in PATHS if found[path]["status"] == "error"] == ["/0", "/3"]
+    assert {found[path]["status"] for path in PATHS} == {"error", "pending"}
+    assert {found[path]["attempts"] for path in PATHS if path not in ("/0", "/3")} == {0}
+    assert store.find(CLAIMS) == []
+
+
 def test_a_job_of_the_batch_that_was_taken_away_is_not_begun(
     open_source: Open, store: SqliteStore
 ) -> None:

@@ -24,7 +24,7 @@ from nomarr_systemd.core.errors import (
 from nomarr_systemd.core.text import clean
 from nomarr_systemd.host.files import locked
 from nomarr_systemd.store.sqlite.beside import COMPANIONS, check_private, create, read_note
-from nomarr_systemd.store.sqlite.turn import Turn
+from nomarr_systemd.store.sqlite.precedence import Precedence
 
 APPLICATION_ID: Final = 0x6E6F6D72  # "nomr", so that no other program's file is taken for ours
 
@@ -72,7 +72,7 @@ class SqliteFile:
         self._db: sqlite3.Connection | None = None
         self._identity = (0, 0)
         self._transacting = False
-        self._turn = None if private else Turn(f"{path}.turn")
+        self._precedence = None if private else Precedence(f"{path}.next")
 
     @property
     def in_transaction(self) -> bool:
@@ -138,24 +138,24 @@ class SqliteFile:
             self._transacting = False
 
     def _begin(self) -> None:
-        """Begin a transaction, in turn with other processes if it takes long."""
+        """Begin a transaction; before all other processes, if it has waited for long."""
         deadline = time.monotonic() + self._patience_s
-        if self._turn is None:
+        if self._precedence is None:
             self.run(_begin_immediately)
             return
-        self._turn.give_way(deadline)
+        self._precedence.give_way(deadline)
         try:
             self.run(_begin_immediately, min(_POLITE_S, self._patience_s))
         except _StayedLocked:
-            with self._turn.taken(deadline):
+            with self._precedence.taken(deadline):
                 self.run(_begin_immediately, max(0.0, deadline - time.monotonic()))
 
     def close(self) -> None:
         if self._db is not None:
             self._db.close()
             self._db = None
-        if self._turn is not None:
-            self._turn.close()
+        if self._precedence is not None:
+            self._precedence.close()
 
     def set_aside(self, why: str) -> None:
         """Rename the corrupt file and its companions; the next statement begins a new one.

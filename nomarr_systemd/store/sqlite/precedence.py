@@ -1,4 +1,4 @@
-"""Turns to begin a transaction on a SQLite file that many processes write.
+"""Precedence to begin a transaction on a SQLite file that many processes write.
 
 SQLite lets whoever asks first after a commit begin the next transaction, and that is nearly always
 the process that has just committed. That is fast, but others may starve. So one that has waited for
@@ -19,7 +19,7 @@ from nomarr_systemd.host.files import share
 _RETRY_S: Final = 0.001
 
 
-class Turn:
+class Precedence:
     """The lock beside one database. It makes no promise: whoever has waited until ``deadline`` (by
     ``time.monotonic``), or may not use the file, goes on, as SQLite's own lock is what counts."""
 
@@ -28,7 +28,7 @@ class Turn:
         self._fd = -1
 
     def give_way(self, deadline: float) -> None:
-        """Wait while another process takes its turn."""
+        """Wait while another process has precedence."""
         if self._lock(fcntl.LOCK_SH, deadline):
             fcntl.flock(self._fd, fcntl.LOCK_UN)
 

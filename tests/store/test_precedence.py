@@ -1,5 +1,5 @@
-"""Turns to begin a transaction on SQLite's file of jobs: whoever starves is let in, nobody is held
-up for good.
+"""Precedence to begin a transaction on SQLite's file of jobs: whoever starves is let in, nobody is
+held up for good.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from nomarr_systemd.store.sqlite.precedence import Precedence
 from nomarr_systemd.store.sqlite.store import SqliteStore
-from nomarr_systemd.store.sqlite.turn import Turn
 
 HELD_S = 60.0
 
@@ -27,21 +27,19 @@ def store(tmp_path: Path) -> Iterator[SqliteStore]:
 
 
 @pytest.fixture
-def turn(store: SqliteStore) -> Iterator[Turn]:
-    with closing(Turn(f"{store.path}.turn")) as turn:
-        yield turn
+def lock(store: SqliteStore) -> Iterator[Precedence]:
+    with closing(Precedence(f"{store.path}.next")) as lock:
+        yield lock
 
 
-def is_free(turn: Turn) -> bool:
-    if not turn._lock(fcntl.LOCK_EX, 0.0):
+def is_free(lock: Precedence) -> bool:
+    if not lock._lock(fcntl.LOCK_EX, 0.0):
         return False
-    fcntl.flock(turn._fd, fcntl.LOCK_UN)
+    fcntl.flock(lock._fd, fcntl.LOCK_UN)
     return True
 
 
-def test_others_wait_while_one_takes_its_turn(
-    store: SqliteStore, turn: Turn, tmp_path: Path
-) -> None:
+def test_others_wait_while_one_has_it(store: SqliteStore, lock: Precedence, tmp_path: Path) -> None:
     order = list[str]()
     opened = threading.Event()
 
@@ -52,7 +50,7 @@ def test_others_wait_while_one_takes_its_turn(
                 order.append("other")
 
     thread = threading.Thread(target=write)
-    with turn.taken(time.monotonic() + HELD_S):
+    with lock.taken(time.monotonic() + HELD_S):
         thread.start()
         opened.wait()
         for number in range(10):  # the file is free in between, and nobody else begins
@@ -62,8 +60,8 @@ def test_others_wait_while_one_takes_its_turn(
     assert order == ["starved", "other"]
 
 
-def test_a_transaction_that_has_waited_for_long_takes_its_turn(
-    store: SqliteStore, turn: Turn, tmp_path: Path
+def test_a_transaction_that_has_waited_for_long_has_it(
+    store: SqliteStore, lock: Precedence, tmp_path: Path
 ) -> None:
     """While another one holds the file: then nobody can begin before it."""
     begun = threading.Event()
@@ -76,28 +74,28 @@ def test_a_transaction_that_has_waited_for_long_takes_its_turn(
     ends = time.monotonic() + HELD_S
     with store.batch():
         thread.start()
-        while is_free(turn):  # until the one that waits has it
+        while is_free(lock):  # until the one that waits has it
             assert time.monotonic() < ends
             time.sleep(0.01)
         assert not begun.is_set()
     thread.join()
     assert begun.is_set()
-    assert is_free(turn)  # it has given it up
+    assert is_free(lock)  # it has given it up
 
 
 def test_nobody_waits_for_ever(tmp_path: Path) -> None:
     """A worker may hold that file as long as it likes."""
     with (
         closing(SqliteStore(str(tmp_path), "work", patience_s=0.1)) as store,
-        closing(Turn(f"{store.path}.turn")) as turn,
+        closing(Precedence(f"{store.path}.next")) as lock,
     ):
-        with turn.taken(time.monotonic()), store.batch():
+        with lock.taken(time.monotonic()), store.batch():
             store.insert("stats", {"_key": "a"})
         assert store.get("stats", "a")
 
 
 def test_a_file_that_cannot_be_used_is_done_without(store: SqliteStore) -> None:
-    os.symlink("/dev/null", f"{store.path}.turn")
+    os.symlink("/dev/null", f"{store.path}.next")
     with store.batch():
         store.insert("stats", {"_key": "a"})
     assert store.get("stats", "a")
@@ -107,4 +105,4 @@ def test_the_ledger_has_none(tmp_path: Path) -> None:
     with closing(SqliteStore(str(tmp_path), "policy")) as ledger:
         with ledger.batch():
             ledger.insert("meta", {"_key": "a"})
-        assert not os.path.exists(f"{ledger.path}.turn")
+        assert not os.path.exists(f"{ledger.path}.next")
