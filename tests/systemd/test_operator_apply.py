@@ -196,6 +196,16 @@ def test_killed_anywhere_the_next_one_completes_it(site: Installation) -> None:
         assert not (site.state / "apply.json").exists()
 
 
+def test_killed_anywhere_what_is_added_to_a_paused_pool_is_paused(site: Installation) -> None:
+    site.bring_up(1)
+    site.good("pause", "tag")
+    for number, step in enumerate(("_hold_new", "unit_files.install", "_forget"), start=2):
+        site.configure(number)
+        apply_killed_at(site, step)
+        site.good("apply")
+        assert site.row(f"tag-{number - 1}")["state"] == "paused", step
+
+
 def reloads(site: Installation) -> int:
     """How often the manager has read its files anew."""
     return sum("Reloading." in line for line in site.lab.journal().splitlines())
