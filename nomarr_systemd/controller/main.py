@@ -242,7 +242,7 @@ def _arm(site: Site, *, owes: bool) -> None:
 def arm_next_end(site: Site) -> None:
     """Have the reconciler run when the next pause ends. The timer is lost with a boot, and made
     again by the reconciler, which runs at every boot."""
-    until_ms = site.holds.next_end_ms()
+    until_ms = site.holds.next_end_ms(site.config.components())
     if until_ms is not None:
         left_ms = until_ms - clock.now().wall_ms
         due_ms = monotonic_ms() + (left_ms if left_ms > 0 else TRY_AGAIN_MS)

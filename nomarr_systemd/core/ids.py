@@ -15,7 +15,6 @@ from nomarr_systemd.core.text import quote
 MAX_INDEX = 4095  # one stored file descriptor per worker: FileDescriptorStoreMax=4096
 UNIT_PREFIX = "nomarr-worker@"
 WANTED_PREFIX = "nomarr-wanted@"
-WANTED_PREFIX = "nomarr-wanted@"
 UNIT_SUFFIX = ".service"
 
 _POOL = re.compile(r"[a-z][a-z0-9_]{0,30}")

@@ -80,15 +80,17 @@ class Holds:
         return True
 
     def is_over(self, worker: Component, now_ms: int) -> bool:
-        """True if the end of its pause has come, or a resume of it was cut off."""
-        found = self.read_pause(worker)
-        if found is None and os.path.exists(self._path(worker) + _RESUMING):
-            return True
-        return found is not None and found.is_over(now_ms)
+        """True if the end of its pause has come, or a resume of it was cut off and nothing else
+        holds it since."""
+        found = self._read(worker.instance)
+        if found is None:
+            return os.path.exists(self._path(worker) + _RESUMING)
+        return found.why.startswith(PAUSED) and found.is_over(now_ms)
 
-    def next_end_ms(self) -> int | None:
-        """Return when the next pause of a worker ends, by the wall clock."""
-        found = (self._read(name) for name in self.instances())
+    def next_end_ms(self, workers: Iterable[Component]) -> int | None:
+        """Return when the next pause of one of these workers ends, by the wall clock."""
+        there = set(self.instances())
+        found = (self._read(each.instance) for each in workers if each.instance in there)
         ends = [each.until_ms for each in found if each and each.until_ms is not None]
         return min(ends, default=None)
 

@@ -189,11 +189,12 @@ def carry_out(scope: Scope, plan: Plan, say: Callable[[str], None], tell: Tell) 
         gone = [worker for worker in plan.gone if worker not in stopping]
         kept = {unit_files.dropin_of(worker) for worker in stopping}
         removed = tuple(name for name in plan.changes.remove if name not in kept)
+        # Before their drop-ins are there: without those the next apply takes them for new again.
+        _hold_new(scope, plan)
         unit_files.install(plan.changes._replace(remove=removed))
         resolved = json.dumps(plan.config.to_dict()).encode()
         write_durably(scope.paths.resolved, resolved, mode=0o644)
         _forget(scope, plan._replace(gone=gone))
-        _hold_new(scope, plan)
         manager.reload()
         # A sandbox changes only with a new process; the supervisor's pipes are kept by systemd.
         manager.restart_running(filter(plan.changes.concern, unit_files.STORE_USERS))

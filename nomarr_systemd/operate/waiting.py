@@ -20,6 +20,7 @@ _FIRST_S: Final = 0.02
 _LONGEST_S: Final = 0.5
 _PORTION: Final = 32  # jobs that systemd has at a time
 _LOADS_S: Final = 2.0  # a worker that is not ready by then loads, and is not waited for
+_STUCK_S: Final = 5.0  # jobs of which none has begun for so long wait for other units
 FACTS: Final = ("ActiveState", "SubState", "LoadState", "InvocationID", "Job", "Result")
 _STATES: Final = ("ActiveState", "SubState", "LoadState", "Job")  # quick to ask for many units
 Facts = dict[str, str]
@@ -49,10 +50,13 @@ def queue(manager: Manager, verb: Verb, units: Sequence[str]) -> None:
 
 def queue_gently(manager: Manager, verb: Verb, units: Sequence[str], what: str, tell: Tell) -> None:
     """The same, but with few jobs at a time: thousands of workers that start at once would keep
-    the machine busy for minutes. Return when the last has begun. Hold no lock meanwhile."""
+    the machine busy for minutes. Return when the last has begun, or waits for another unit, which
+    may take for ever. Hold no lock meanwhile."""
     left, begun = list(units), dict[str, float]()
     refused: list[ManagerError] = []
+    moved = time.monotonic()
     while left or begun:
+        before = dict(begun)
         portion = left[: _PORTION - len(begun)]
         left = left[len(portion) :]
         answers = manager.queue(verb, portion)
@@ -64,6 +68,10 @@ def queue_gently(manager: Manager, verb: Verb, units: Sequence[str], what: str, 
                 begun[unit] = min(begun[unit], now)
             if is_idle(facts) or now - begun[unit] > _LOADS_S:
                 del begun[unit]
+        if begun != before:
+            moved = now
+        elif now - moved > _STUCK_S:
+            begun.clear()
         if left or begun:
             tell(f"{what}: {len(units) - len(left) - len(begun)} of {len(units)}")
             time.sleep(_FIRST_S)

@@ -78,7 +78,8 @@ class LeaseKeeper:
         self._settings: StoreSettings | None = None
         self._host = ""
         self._rate = RateLimit(burst=3, every_s=60)
-        self.is_contested = False  # another machine has the name of this host, or may have it
+        # Another machine has the name of this host, or may have it: not known before a renewal.
+        self.is_contested = True
 
     def keep(self, store: Store, config: Config, about: About) -> Iterator[Outcome]:
         """Renew the lease; then settle the jobs of hosts that are lost, and yield what became of

@@ -338,7 +338,8 @@ class _Settling:
         boot = read_boot_id()
         vanished = {}
         # Of a machine that has our name the claims look like ours, and its runs like ended ones.
-        for run in [] if self._keeper.is_contested else find_claimed_runs(store, host):
+        is_unsure = bool(host) and self._keeper.is_contested
+        for run in [] if is_unsure else find_claimed_runs(store, host):
             # Read after the claims: a run that had one and is not shown now has ended.
             unit = parse_component(run.component_id).unit
             if read_invocation(self._units_directory, unit) == run.invocation:

@@ -51,10 +51,11 @@ class StoreTasks:
 
     def begin(self, config: Config | None) -> None:
         """Begin what is done from time to time. ``config`` None: it is not valid."""
+        self._config = config
+        self._renew_lease()  # first: with it the settler looks at the claims of this host at once
         if config is not None:
             self.configure(config)
         self._arm_snapshot()
-        self._renew_lease()
 
     def configure(self, config: Config) -> None:
         self._config = config

@@ -17,7 +17,7 @@ from nomarr_systemd.core.errors import ConfigError, NotPermitted
 from nomarr_systemd.core.ids import Component
 from nomarr_systemd.host.configuration import NotApplied, read_applied
 from nomarr_systemd.host.files import locked, write_all_durably
-from nomarr_systemd.host.holds import Holds
+from nomarr_systemd.host.holds import Holds, make_pause
 from nomarr_systemd.host.layout import Paths, make_programs
 from tests.support.capabilities import needs_root
 from tests.support.users import NOBODY, open_to_all, run_as
@@ -89,6 +89,26 @@ def test_a_hold_that_cannot_be_read_holds(tmp_path: Path) -> None:
     holds.release(TAG)
     assert (tmp_path / "tag-0").is_dir()
     assert holds.instances() == ["tag-0"]
+
+
+def test_the_end_of_a_pause_is_that_of_a_worker_that_there_is(tmp_path: Path) -> None:
+    """A worker that was removed while it finished its job keeps its hold until the next apply."""
+    holds = Holds(str(tmp_path))
+    holds.pause(Component("gone", 0), make_pause("anna", "", 1000))
+    assert holds.next_end_ms([TAG]) is None
+    holds.pause(TAG, make_pause("anna", "", 2000))
+    assert holds.next_end_ms([TAG]) == 2000
+
+
+def test_a_resume_that_was_cut_off_ends_no_hold_of_an_incident(tmp_path: Path) -> None:
+    holds = Holds(str(tmp_path))
+    holds.pause(TAG, make_pause("anna"))
+    holds.begin_resume(TAG)
+    assert holds.is_over(TAG, 0)
+    holds.hold(TAG, "incident: its pool is down")
+    assert not holds.is_over(TAG, 0)
+    holds.release(TAG)
+    assert holds.is_over(TAG, 0)
 
 
 @needs_root

@@ -186,12 +186,13 @@ def test_a_machine_with_the_name_of_another_settles_no_job_of_it(
     settling = _Settling(SimpleQueue(), str(tmp_path), lambda _report: None)
     settling._store = work
 
-    def look() -> str:
-        settling._renewal, settling._sweep_due = Renew({}), 0.0
+    def look(renewal: Renew | None = Renew({})) -> str:  # noqa: B008
+        settling._renewal, settling._sweep_due = renewal, 0.0
         settling._work(config, 1.0)
         return str(job_of(work, "/one")["status"])
 
     first = HostLease("a", "host-a", "boot-a")
+    assert look(None) == "running"  # nothing is known yet
     assert look() == "running"
     first.renew(work, LEASE_S, {})
     assert look() == "running"

@@ -196,6 +196,30 @@ def test_killed_anywhere_the_next_one_completes_it(site: Installation) -> None:
         assert not (site.state / "apply.json").exists()
 
 
+def test_killed_anywhere_what_is_added_to_a_paused_pool_is_paused(site: Installation) -> None:
+    site.bring_up(1)
+    site.good("pause", "tag")
+    for number, step in enumerate(("_hold_new", "unit_files.install", "_forget"), start=2):
+        site.configure(number)
+        apply_killed_at(site, step)
+        site.good("apply")
+        assert site.row(f"tag-{number - 1}")["state"] == "paused", step
+
+
+def test_a_worker_that_waits_for_another_unit_is_not_waited_for(site: Installation) -> None:
+    """That may take for ever; nothing else could be applied meanwhile."""
+    site.lab.write_unit("slow.service", "[Service]\nType=oneshot\nExecStart=/bin/sleep infinity\n")
+    needs = "[Unit]\nWants=slow.service\nAfter=slow.service\n"
+    site.lab.write_unit("nomarr-worker@tag-0.service.d/50-needs.conf", needs)
+    site.configure(2)
+    site.good("apply")
+    site.wait_until_healthy("tag-1")
+    assert site.lab.get("slow.service", "ActiveState") == "activating"
+    assert site.lab.get("tag-0", "ActiveState") == "inactive"
+    site.lab.systemctl("stop", "slow.service")
+    site.wait_until_healthy("tag-0")
+
+
 def reloads(site: Installation) -> int:
     """How often the manager has read its files anew."""
     return sum("Reloading." in line for line in site.lab.journal().splitlines())
