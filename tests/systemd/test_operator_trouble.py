@@ -208,3 +208,25 @@ def test_a_ledger_that_is_away_is_told_and_so_is_the_restart(site: Installation)
         assert "The ledger is away: 1 failure not booked yet; see nomarrctl doctor" in text
         assert "nothing will start" not in text
         own.execute("ROLLBACK")
+
+
+def test_the_last_restart_is_announced(lab: Lab) -> None:
+    site = Installation(lab)
+    site.bring_up(1)
+    site.crash()
+    site.wait_until_healthy("tag-0")
+    assert site.row()["last_chance"] is None
+    site.crash()  # max_restarts is 2
+    site.wait_until_healthy("tag-0")
+    said = "no restart is left in its window, and another failure too soon masks it"
+    row = site.row()
+    assert (row["last_chance"], row["trouble"]) == ("window", said)
+    done = site.ctl("status", "--problems")
+    assert f"tag-0: {said}" in done.stdout
+    assert done.returncode == 1
+    assert site.ctl("status").returncode == 0, "it is healthy all the same"
+    assert "the last one in the window: another failure too soon masks it" in lab.journal(
+        "-o", "cat", "NOMARR_DECISION=restart"
+    )
+    findings = site.json("doctor", status=site.ctl("doctor").returncode)["findings"]
+    assert [each["level"] for each in findings if said in each["text"]] == ["warn"]

@@ -301,3 +301,24 @@ def test_a_start_by_hand_before_a_late_hook_loses_no_failure(lab: Lab) -> None:
     record = lab.wait_for(lambda: account_of(lab).find(died), what="it is on record")
     assert record is not None
     assert (record.kind, record.code) == ("signal", -9)
+
+
+def test_a_reload_of_systemd_starts_no_reconciler(lab: Lab) -> None:
+    """Each mask is one, and so is each package that is installed."""
+    install(lab)
+    timer, service = "nomarr-reconcile.timer", "nomarr-reconcile.service"
+    lab.systemctl("start", timer)
+    lab.wait_for(lambda: lab.get(timer, "LastTriggerUSec") not in ("", "0", "n/a"), what="a look")
+    lab.wait_until(service, "inactive")
+    before = lab.get(timer, "LastTriggerUSecMonotonic")
+    lab.reload()
+    lab.reload()
+    # A timer of our own that is armed by the same reload shows when the other would have elapsed.
+    lab.write_unit("probe.timer", "[Timer]\nOnActiveSec=2s\nAccuracySec=10ms\n")
+    lab.write_unit("probe.service", "[Service]\nType=oneshot\nExecStart=/bin/true\n")
+    lab.reload()
+    lab.systemctl("start", "probe.timer")
+    lab.wait_for(
+        lambda: lab.get("probe.timer", "LastTriggerUSec") not in ("", "0", "n/a"), what="the probe"
+    )
+    assert lab.get(timer, "LastTriggerUSecMonotonic") == before
