@@ -2,7 +2,9 @@
 apply without changes, what a person asks, the death of all at once, and the supervisor's memory.
 
 Workers are a small C program, so that what is measured is systemd and ours. ``python -m
-tests.bench.scale 10 200`` measures these counts only.
+tests.bench.scale 10 200`` measures these counts only. Two counts or more are drawn (growth.py).
+systemd does not answer while it handles a death, so its slowest answer is shown beside that when
+bare instances die.
 """
 
 from __future__ import annotations

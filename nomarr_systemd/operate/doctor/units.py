@@ -135,20 +135,26 @@ def check_directives(it: Installation) -> Found:
     """What systemd would do with each worker: a file that sorts behind ours wins over it. The
     workers of a pool are alike, but for those that have files of their own."""
     own = _find_own_files(it.manager.show_manager("UnitPath")["UnitPath"].split())
-    asked = [each for each in it.workers if each.number == 0 or each.unit in own]
-    shown = it.manager.show([each.unit for each in asked], _FACTS)
+    like: dict[str, str] = {}  # the unit that speaks for each
+    for worker in it.workers:
+        like[worker.unit] = (
+            worker.unit if worker.unit in own else like.setdefault(worker.pool, worker.unit)
+        )
+    asked = sorted(set(like.values()))
+    shown = it.manager.show(asked, _FACTS)
+    changed = {unit: _find_overrides(shown[unit]["DropInPaths"].split()) for unit in asked}
     overrides: dict[_Override, list[str]] = {}
     stale = []
     replaced = set()
-    for worker in asked:
-        facts = shown[worker.unit]
+    for worker in it.workers:
+        facts = shown[like[worker.unit]]
         if facts["LoadState"] != "loaded":
             continue  # masked, or without a unit file: other checks say so
         if facts["NeedDaemonReload"] == "yes":
             stale.append(worker.instance)
         if not it.scope.user and not _is_shipped(facts["FragmentPath"]):
             replaced.add(facts["FragmentPath"])
-        for each in _find_overrides(facts["DropInPaths"].split()):
+        for each in changed[like[worker.unit]]:
             overrides.setdefault(each, []).append(worker.instance)
     reload = f"{it.systemctl} daemon-reload"
     if stale:
