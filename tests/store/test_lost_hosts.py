@@ -121,9 +121,10 @@ def test_of_many_hosts_one_settles(place: Place, work: Store) -> None:
         thread.join()
     assert [lease.host for lease in told] == ["a"]
     assert len(found) == 1
-    assert len(found[0].outcome.settled) == 5
+    # It had the first one in hand; the others are the rest of a batch.
+    assert len(found[0].outcome.settled) == 1
     assert queue.count(work, "tag")["pending"] == 5
-    assert all(len(doc["crashes"]) == 1 for doc in work.find(JOBS))
+    assert [len(doc.get("crashes", ())) for doc in work.find(JOBS)] == [1, 0, 0, 0, 0]
 
 
 def test_a_host_that_comes_back_finds_out_and_doubles_nothing(work: Store) -> None:
