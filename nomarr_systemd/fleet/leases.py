@@ -101,11 +101,13 @@ def find_lost(store: Store) -> list[Lease]:
     return _read_all(store.find(HOSTS, {"state": "lost"}, order="renewed_ms"))
 
 
-def is_first(store: Store, host: str) -> bool:
+def is_first(store: Store, host: str, pool: str = "") -> bool:
     """True if this is the first host by its id that holds a lease: it does what one of them has
-    to do from time to time."""
+    to do from time to time. About a pool also if the first host does not have that pool."""
     found = store.find(HOSTS, {"state": "held"}, limit=1)
-    return bool(found) and found[0]["_key"] == host
+    if not found or found[0]["_key"] == host:
+        return bool(found)
+    return bool(pool) and not any(pool in each.rules for each in _read_all(found))
 
 
 def forget_old(store: Store, now_ms: int) -> None:

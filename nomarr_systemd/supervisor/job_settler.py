@@ -330,9 +330,11 @@ class _Settling:
         if self._is_first_sweep:
             for pool in config.pools:
                 finish_failing(store, pool.name, wall_ms, host)
-        if now >= self._restore_due and (not host or is_first(store, host)):
+        if now >= self._restore_due:
             self._restore_due = now + _RESTORE_S
             for pool in config.pools:
+                if host and not is_first(store, host, pool.name):
+                    continue
                 if found := restore_claims(store, pool.name, wall_ms):
                     log(WARNING, "running jobs had no claim", pool=pool.name, jobs=found)
         boot = read_boot_id()
