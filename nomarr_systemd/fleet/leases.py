@@ -69,11 +69,11 @@ class HostLease:
 
 def find_late(store: Store, now_ms: int) -> list[Lease]:
     """Leases that were not renewed for half of their time, the latest first; a few of them."""
-    where, order = {"state": "held"}, "renewed_ms"
-    first = _read_all(store.find(HOSTS, where, order=order, limit=1))
+    where = {"state": "held"}
+    first = _read_all(store.find(HOSTS, where, order="renewed_ms", limit=1))
     if first and first[0].age_ms(now_ms) * 2 <= first[0].lease_ms:
         return []
-    found = _read_all(store.find(HOSTS, where, order=order, limit=_SOME))
+    found = _read_all(store.find(HOSTS, where, order="renewed_ms", limit=_SOME))
     return [each for each in found if each.age_ms(now_ms) * 2 > each.lease_ms]
 
 
@@ -89,11 +89,9 @@ def declare_lost(store: Store, lease: Lease) -> bool:
     return True
 
 
-def find_lost(store: Store, host: str) -> Lease | None:
-    """The lease of a host, if it was declared lost."""
-    doc = store.get(HOSTS, host)
-    found = _read_all([doc] if doc else [])
-    return found[0] if found and found[0].state == "lost" else None
+def find_lost(store: Store) -> list[Lease]:
+    """The leases of hosts that were declared lost, and did not come back."""
+    return _read_all(store.find(HOSTS, {"state": "lost"}))
 
 
 def is_first(store: Store, host: str) -> bool:

@@ -14,7 +14,6 @@ from typing import Final, NamedTuple
 from nomarr_systemd.core.job import HOST_LOST, Outcome, RunEnd
 from nomarr_systemd.core.lease import Lease, LeaseWatch
 from nomarr_systemd.fleet import leases
-from nomarr_systemd.jobs.claims import CLAIMS
 from nomarr_systemd.jobs.settlement import ClaimedRun, find_claimed_runs, settle
 from nomarr_systemd.store.protocol import Store
 
@@ -57,13 +56,12 @@ class LostHosts:
         left: set[tuple[str, str]] = set()
         if leases.is_first(store, self._host):
             leases.forget_old(store, now_ms)
-            for host in store.tally(CLAIMS, {}, "host"):
-                lease = leases.find_lost(store, host) if host != self._host else None
-                for run in find_claimed_runs(store, host) if lease else ():
-                    if lease and (host, run.invocation) in self._left:
+            for lease in leases.find_lost(store):
+                for run in find_claimed_runs(store, lease.host):
+                    if (lease.host, run.invocation) in self._left:
                         yield from _settle(store, lease, run, wall_ms)
                     else:
-                        left.add((host, run.invocation))
+                        left.add((lease.host, run.invocation))
         self._left = left
 
 

@@ -149,7 +149,9 @@ def _settle(store: Store, pool: Rules, end: RunEnd, host: str) -> tuple[Outcome,
 
 
 def _fail_claimed(store: Store, pool: str, error: Doc, wall_ms: int, host: str) -> None:
-    for claim in store.find(CLAIMS, {"pool": pool, "host": host}):
+    for claim in store.find(CLAIMS, {"host": host}):
+        if claim.get("pool") != pool:
+            continue
         doc = store.get(JOBS, claim["job"])
         if doc is not None and job.is_in_hand(doc, claim["invocation"]):
             with contextlib.suppress(StaleRevision):  # its worker ended it meanwhile
