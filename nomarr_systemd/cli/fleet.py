@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import click
 
-from nomarr_systemd.cli.common import NOT_RUNNING, echo_json, examples, json_option
+from nomarr_systemd.cli.common import FAILED, NOT_RUNNING, echo_json, examples, json_option
 from nomarr_systemd.cli.history import draw_records
 from nomarr_systemd.cli.since import parse_since, since_option
 from nomarr_systemd.cli.table import Table, fit, width_of_terminal
@@ -19,7 +19,7 @@ from nomarr_systemd.core.death import recall
 from nomarr_systemd.core.ids import Component
 from nomarr_systemd.core.ledger_record import DECISIONS, Record
 from nomarr_systemd.core.text import count, describe_ms
-from nomarr_systemd.fleet.view import WELL, CrashView, HostView
+from nomarr_systemd.fleet.view import DOWN, WELL, CrashView, HostView
 from nomarr_systemd.host import clock
 from nomarr_systemd.host.scope import Scope
 from nomarr_systemd.operate.fleet import Fleet, read_fleet, read_records, split_place
@@ -51,8 +51,8 @@ def status(scope: Scope, names: tuple[str, ...], as_json: bool) -> int:
     """Show every host that shares the store, the worst first; named ones in full.
 
     A host is stale when its lease is over, and lost when the others have settled its jobs; what is
-    shown of its workers is as it was. The exit status is 3 if a host is not up, or a worker is not
-    well.
+    shown of its workers is as it was. The exit status is 3 if a host is not up or a worker does not
+    run, and 1 if all run and one is unhealthy.
     """
     fleet = read_fleet(scope, scope.read_in_force())
     hosts = [fleet.find(name) for name in names] if names else fleet.hosts
@@ -64,7 +64,9 @@ def status(scope: Scope, names: tuple[str, ...], as_json: bool) -> int:
         click.echo("\n".join(lines))
     else:
         click.echo("\n".join(_draw(fleet, width_of_terminal())))
-    return 0 if all(each.is_well for each in hosts) else NOT_RUNNING
+    if any(each.state != "up" or DOWN.intersection(each.statuses()) for each in hosts):
+        return NOT_RUNNING
+    return 0 if all(each.is_well for each in hosts) else FAILED
 
 
 @click.command(epilog=examples("--fleet why tag-0@beta", "--fleet why tag-0@beta --json"))

@@ -16,6 +16,7 @@ from nomarr_systemd.store.protocol import Doc
 State = Literal["up", "stale", "lost"]
 MAX_HOSTS: Final = 2000  # in one answer
 WELL: Final = ("healthy", "starting", "stopping")
+DOWN: Final = frozenset(("failed", "crashed", "stopped"))
 _MAX_TEXT: Final = 200
 _MAX_LIST: Final = 20
 _MAX_POOLS: Final = 100

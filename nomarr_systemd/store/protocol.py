@@ -39,14 +39,14 @@ DOMAINS: Mapping[Domain, tuple[Collection, ...]] = {
     "policy": (
         Collection(POLICY_LEDGER, (("host",),)),
         Collection("meta"),
-        Collection("job_crashes", (("wall_ms",), ("host", "wall_ms"))),
+        Collection("job_crashes", (("wall_ms",),)),
     ),
     "work": (
         Collection("health_history", (("wall_ms",), ("host",), ("component_id",))),
         Collection("worker_claims", (("invocation",), ("host",), ("pool",))),
         Collection("jobs", (("pool", "status"), ("pool", "invocation"))),
         Collection("stats"),
-        Collection(HOSTS, (("state", "renewed_ms"),)),
+        Collection(HOSTS, (("state", "renewed_ms"), ("state",))),
     ),
 }
 

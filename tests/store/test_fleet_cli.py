@@ -133,6 +133,17 @@ def test_all_hosts_the_worst_first(program: Program, store: Store) -> None:
     ).replace("\nhint: ", "; ").replace('"', "'")
 
 
+def test_a_worker_that_is_unhealthy_is_told_apart_from_one_that_is_down(
+    program: Program, store: Store
+) -> None:
+    add_host(store, "alpha", {"healthy": 1, "starting": 1})
+    program.run("status")
+    add_host(store, "alpha", {"healthy": 1, "unhealthy": 1})
+    program.run("status", status=1)
+    add_host(store, "alpha", {"healthy": 1, "unhealthy": 1, "stopped": 1})
+    program.run("status", status=3)
+
+
 def test_why_and_history_of_a_worker_of_another_host(program: Program, store: Store) -> None:
     add_host(store, "beta", {"failed": 1}, crashes=[CRASH])
     assert "killed by SIGSEGV" in program.run("history")
