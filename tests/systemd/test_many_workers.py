@@ -127,6 +127,36 @@ def test_units_are_listed_without_being_loaded(lab: Lab, manager: Recorder) -> N
     assert UNITS[1] not in lab.systemctl("list-units", "--all", pattern)
 
 
+def test_a_hook_waits_for_room_in_the_fifo_and_is_not_run_again(lab: Lab) -> None:
+    """As when thousands die before the controller has read the first line."""
+    lab.write_unit(
+        "nomarr-controller.service.d/99-test.conf",
+        "[Service]\nType=simple\nExecStart=\nExecStart=/bin/sleep 1000\n",
+    )
+    install(lab, many=1)
+    lab.start("tag-0")
+    fifo = os.open(f"{lab.runtime}/nomarr/failures", os.O_RDWR | os.O_NONBLOCK)
+    try:
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(fifo, b"\n" * 512)
+        run = lab.get("tag-0", "InvocationID")
+        os.kill(lab.main_pid("tag-0"), signal.SIGKILL)
+        report = Path(lab.paths.pending, run)
+        lab.wait_for(lambda: report.exists() and "END=1" in report.read_text(), what="a report")
+        hook = "nomarr-onfailure@tag-0.service"
+        assert lab.get(hook, "ActiveState") == "activating"
+        assert lab.get(hook, "TimeoutStartUSec") == "infinity"
+        with contextlib.suppress(BlockingIOError):
+            while os.read(fifo, 65536):
+                pass
+        lab.wait_until(hook, "inactive")
+        shown = lab.show(hook, "Result", "NRestarts")
+        assert (shown["Result"], shown["NRestarts"]) == ("success", "0")
+    finally:
+        os.close(fifo)
+
+
 def test_the_death_of_all_is_booked_published_and_told_once_each(lab: Lab) -> None:
     install(lab)
     lab.start(*(worker.instance for worker in WORKERS))
