@@ -408,12 +408,12 @@ def test_it_is_of_use_when_everything_is_down(page: Page, site: WebSite) -> None
     # With its socket: else nomarr-web, which connects again, has systemd start it.
     supervisor = ("nomarr-supervisor.socket", "nomarr-supervisor.service")
     site.lab.systemctl("stop", *supervisor, *units)
+    expect_loss(page)  # what only the supervisor knows is answered with 503
     page.goto(site.url)
     expect(page.get_by_role("heading", level=1)).to_have_text("0 of 7 workers run")
     expect(page.locator("#alert")).to_contain_text("systemctl status nomarr-supervisor.service")
-    expect_state(page, "ocr-0", "inactive")
+    expect_state(page, "ocr-0", "stopped")
     expect_row(page, "ocr-0", re.compile(r"(SIGKILL|exit 1) \d+ (s|min) ago"))
-    expect_loss(page)  # what only the supervisor knows is answered with 503
     page.get_by_role("link", name="ocr-0", exact=True).click()
     expect(page.locator(".card .command").first).to_contain_text("nomarrctl --user why ocr-0")
     page.locator("details summary").last.click()  # the first of its deaths
