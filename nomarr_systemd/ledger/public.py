@@ -112,9 +112,9 @@ class Publisher:
 
     def _show(self, name: str, text: str | None) -> None:
         try:
-            self._write_past(name.removesuffix(SUFFIX), text)
             if self._late is None:
                 self._write(name, text)
+            self._write_past(name.removesuffix(SUFFIX), text)
         except (OSError, StoreError, ValueError) as error:
             self._complain(name, error)
 

@@ -130,6 +130,7 @@ class TestRights:
         postgres.sql(
             f"DROP SCHEMA IF EXISTS {schemas} CASCADE",
             f"REVOKE ALL ON DATABASE {DATABASE} FROM ledger, worker",
+            f"GRANT CONNECT, TEMPORARY ON DATABASE {DATABASE} TO PUBLIC",  # as it was
             "DROP ROLE ledger, worker",
             database=DATABASE,
         )

@@ -28,10 +28,10 @@ class Place(NamedTuple):
     database: str = ""
 
     def open(self, domain: Domain = "policy", *, publisher: Publisher | None = None) -> Store:
+        # Patient, for a machine that is busy with eight processes.
         server = self.server
         if server is None:
-            return SqliteStore(self.directory, domain, publisher=publisher)
-        # Patient, for a machine that is busy with eight processes.
+            return SqliteStore(self.directory, domain, publisher=publisher, patience_s=20)
         patience: dict[str, Any] = {"timeout_s": 20, "publisher": publisher}
         hosts = ((server.host, server.port),)
         if isinstance(server, Postgres):
