@@ -43,10 +43,11 @@ WORKER = {
 }  # fmt: skip
 JOB = {
     "pool": "tag", "path": "/a", "status": "error", "attempts": 1, "component_id": NAME,
-    "invocation": "a", "added_wall_ms": 1, "started_wall_ms": 1, "updated_wall_ms": 1,
+    "invocation": "a", "host": "h", "added_wall_ms": 1, "started_wall_ms": 1, "updated_wall_ms": 1,
     "result": {"a": ["b"]}, "error": {"type": "a", "message": "b", "cause": "c"}, "forgiven": 0,
     "crashes": [{"component_id": "a", "invocation": "b", "cause": "c", "wall_ms": 1}],
 }  # fmt: skip
+HOST = {"_key": "host:a", "name": "a", "lease": "b", "workers": {NAME: {"status": "healthy"}}}
 KEPT = ("component", "pool", "status", "topic", "type", "component_id")
 EVENTS = "events --topic worker:*:status"
 SHOWING = (
@@ -145,6 +146,7 @@ def make_answers() -> dict[str, Any]:
         "label": say({"ok": True, "label": POISON, "job": POISON, "bad_line": POISON}),
         "labels": say({"ok": True, "labels": {POISON: POISON}}),
         "history": say({"ok": True, "workers": {NAME: {"health": rows, "records": [record]}}}),
+        "fleet": say({"ok": True, "host": POISON, "now_ms": now_ms, "hosts": [poison(HOST)]}),
         "jobs": say({"ok": True, "jobs": [poison(JOB)], "counts": {POISON: POISON}}),
         "*": say({"ok": False, "error": POISON}),
     }
