@@ -32,6 +32,7 @@ def pytest_configure() -> None:
     soft = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     os.umask(0o022)
+    os.environ.pop("COLUMNS", None)  # of pytest's own output: our tables would be cut to it
     if is_volatile(tempfile.gettempdir()):  # as on Debian 13: `doctor` warns of a store in there
         os.environ["TMPDIR"] = tempfile.tempdir = "/var/tmp"
     # In the background of a script SIGINT is ignored, and every child would inherit that.

@@ -69,7 +69,7 @@ class TestSchema:
         api = f"/_db/{DATABASE}/_api"
         assert len(first.call("GET", f"{api}/collection").body["result"]) == 3
         indexes = first.call("GET", f"{api}/index?collection=job_crashes").body["indexes"]
-        assert len(indexes) == 3
+        assert len(indexes) == 2
 
     def test_a_user_who_may_not_create_the_database_is_told_what_to_do(
         self, first: Server, open_arango: ArangoOpener
@@ -99,7 +99,7 @@ class TestSchema:
             store.insert("meta", {"_key": "a"})
         store.insert("meta", {"_key": "a"})
         indexes = first.call("GET", f"/_db/{DATABASE}/_api/index?collection=job_crashes")
-        assert len(indexes.body["indexes"]) == 3
+        assert len(indexes.body["indexes"]) == 2
 
 
 class TestCredentials:
