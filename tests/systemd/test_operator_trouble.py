@@ -206,7 +206,7 @@ def test_a_ledger_that_is_away_is_told_and_so_is_the_restart(site: Installation)
         assert 0 < row["next_restart_in_s"] <= 60
         text = site.ctl("status").stdout
         assert "The ledger is away: 1 failure not booked yet; see nomarrctl doctor" in text
-        assert "nothing will start" not in text
+        assert "tag-0: it is failed" not in text
         own.execute("ROLLBACK")
 
 
