@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from nomarr_systemd.cli.common import echo_json
+from nomarr_systemd.core.errors import NotPermitted
 from nomarr_systemd.core.json import get_objects
 from nomarr_systemd.core.text import clean
 from nomarr_systemd.host.scope import Scope
@@ -69,6 +70,8 @@ def events(scope: Scope, follow: bool, topics: tuple[str, ...], lines: int, as_j
         for entry in past:
             _show(_as_event(entry), patterns, as_json=as_json)
         if not (follow or topics or as_json):
+            if not past and not journal.is_there:
+                return NotPermitted.exit_status
             if not past:
                 click.echo("No decisions are in the journal. What is now: nomarrctl status")
             return 0

@@ -202,7 +202,7 @@ def test_nobody_is_shown_what_a_terminal_obeys(prepared: Machine, answers: Path)
             ctl(prepared, user, *verb)
     for verb in (
         ["status", "tag-0"],
-        ["events"],
+        ["events", "--topic", "worker:*:status"],
         ["jobs", "list"],
         ["jobs", "show", "tag:poisoned"],
     ):

@@ -75,6 +75,7 @@ def test_from_start_to_healthy_to_stopped(lab: Lab) -> None:
         "progress_age_s": 0.5,
         "frames": 2,
         "metrics": None,
+        "note": None,
     }
     shown = lab.snapshot()["worker:tag:0"]
     del shown["frame_age_s"]

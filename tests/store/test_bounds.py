@@ -54,7 +54,7 @@ def test_an_account(tmp_path: Path) -> None:
 def test_notes_of_quarantines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_outcomes, "_KEPT", 10)
     store = SqliteStore(str(tmp_path), "policy")
-    site: Any = SimpleNamespace(store=store)
+    site: Any = SimpleNamespace(store=store, host="")
     for number in range(15):
         names = (LONG[:200],) * 100  # as much as is taken of the supervisor's answer
         job_outcomes.note_blame(site, BlameJobs(WORKER, f"{number:032x}", names))

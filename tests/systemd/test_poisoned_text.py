@@ -38,7 +38,7 @@ WORKER = {
     "component": NAME, "id": 0, "queue_type": "tag", "status": "healthy", "pid": 7,
     "current_job": "a", "phase": "b", "seq": 1, "invocation": "c", "misses": 0, "late": 0,
     "drops": {"json": 1}, "disagreement": "d", "progress_age_s": 1.5, "frame_age_s": 1.5,
-    "frames": 1, "metrics": {"files": 1, "note": "h"},
+    "frames": 1, "metrics": {"files": 1, "note": "h"}, "note": "i",
     "last_crash": {"ts": 1, "error": "e", "worker_index": 0, "invocation": "f", "decision": "g"},
 }  # fmt: skip
 JOB = {
