@@ -37,7 +37,14 @@ from nomarr_systemd.operate.waiting import (
     wait_for,
 )
 from nomarr_systemd.systemd import unit_files
-from nomarr_systemd.systemd.manager import RECONCILER, SUPERVISOR, TARGET, Manager, timer_of
+from nomarr_systemd.systemd.manager import (
+    RECONCILER,
+    SERVING,
+    SUPERVISOR,
+    TARGET,
+    Manager,
+    timer_of,
+)
 from nomarr_systemd.systemd.systemctl import ManagerError
 
 PIPES_S = 20.0
@@ -294,10 +301,12 @@ def _restart(
 
 def _start(manager: Manager, workers: list[Component], tell: Tell) -> None:
     """Start workers that are down; failed ones are not among them, their restart is scheduled. The
-    target comes last: it would start all of them at once."""
-    queue_gently(manager, "start", [worker.unit for worker in workers], "starting", tell)
+    target is started without them: it would start all of them at once, and again one that has
+    failed meanwhile."""
     if manager.show([TARGET], ["ActiveState"])[TARGET]["ActiveState"] != "active":
-        manager.start(TARGET)
+        queue(manager, "start", SERVING)
+        manager.start_alone(TARGET)
+    queue_gently(manager, "start", [worker.unit for worker in workers], "starting", tell)
 
 
 def _wait_for_pipes(scope: Scope, config: Config, tell: Tell) -> None:

@@ -36,6 +36,7 @@ from nomarr_systemd.systemd.systemctl import (
 TARGET: Final = "nomarr-workers.target"
 SUPERVISOR: Final = "nomarr-supervisor.service"
 RECONCILER: Final = "nomarr-reconcile.service"
+SERVING: Final = ("nomarr-controller.socket", "nomarr-reconcile.timer")  # wanted by the target
 SHUTDOWN: Final = "shutdown.target"  # has a job while the system, or a user's manager, goes down
 _NOT_LOADED: Final = 5  # systemctl's exit status for a unit to stop that is not there
 _PORTION: Final = 1000  # names on one command line
@@ -165,6 +166,10 @@ class Manager:
     def start(self, unit: str) -> None:
         """Queue a start and do not wait for it."""
         self._ask(Call("StartUnit", "ss", (unit, "replace")))
+
+    def start_alone(self, unit: str) -> None:
+        """The same without the units that it wants."""
+        self._ask(Call("StartUnit", "ss", (unit, "ignore-dependencies")))
 
     def restart(self, unit: str) -> None:
         """Queue a restart and do not wait for it."""
