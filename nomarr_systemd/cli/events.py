@@ -11,7 +11,6 @@ from typing import Any
 import click
 
 from nomarr_systemd.cli.common import echo_json
-from nomarr_systemd.core.errors import NotPermitted
 from nomarr_systemd.core.json import get_objects
 from nomarr_systemd.core.text import clean
 from nomarr_systemd.host.scope import Scope
@@ -56,8 +55,9 @@ def events(scope: Scope, follow: bool, topics: tuple[str, ...], lines: int, as_j
     """Show the last decisions and, with --follow, everything that happens from now on.
 
     Health and crashes come from the supervisor, decisions of the controller from the journal. With
-    --topic or --json the present state of each topic follows the decisions. Without the supervisor
-    only decisions are shown, and with one of these options the exit status is 3.
+    --topic or --json, or without the right to read the journal, the present state of each topic
+    follows. Without the supervisor only decisions are shown, and if it is needed the exit status
+    is 3.
     """
     wanted = list(topics or DEFAULT_TOPICS)
     patterns = Patterns(wanted)
@@ -69,9 +69,7 @@ def events(scope: Scope, follow: bool, topics: tuple[str, ...], lines: int, as_j
         past = list(journal.read_back(_terms(scope), limit=lines, until_us=shown_us))
         for entry in past:
             _show(_as_event(entry), patterns, as_json=as_json)
-        if not (follow or topics or as_json):
-            if not past and not journal.is_there:
-                return NotPermitted.exit_status
+        if journal.is_there and not (follow or topics or as_json):
             if not past:
                 click.echo("No decisions are in the journal. What is now: nomarrctl status")
             return 0
