@@ -682,6 +682,7 @@ POOLS = st.builds(
 CONFIGS = st.builds(
     Config,
     store=st.builds(StoreSettings, TEXT, TEXT, TEXT, TEXT, TEXT),
+    fleet=st.builds(FleetSettings, TEXT, **seconds_of(FleetSettings())),
     policy=RULES,
     own_policy=KEYS,
     health=HEALTHS,
