@@ -40,7 +40,7 @@ lint: setup
 
 test:
 	packaging/prepare test
-	$(MAKE) --no-print-directory lint
+	$(MAKE) --no-print-directory setup
 	$(BIN)/python -m tests
 
 test-deep: setup

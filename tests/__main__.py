@@ -15,9 +15,11 @@ import pytest
 
 from nomarr_systemd.demo.lab import LabUnavailable, go_where_a_lab_can_be
 
-# The longest first: at the end there are only short ones left to share.
+# Modules that wait for minutes begin first, beside others that work; then the longest tiers: at
+# the end there are only short ones left to share.
+WAITING: Final = ("seams", "web_page", "pause", "poisoned_text", "fleet", "long_job", "turns")
 TIERS: Final = ("booted", "systemd", "store", "process", "unit")
-MOST_FAILURES: Final = 40  # more are no matter of a busy machine
+MOST_FAILURES: Final = 40  # more have one cause
 HANG_S: Final = 900  # no test takes so long, not even on a busy machine
 
 
@@ -30,31 +32,29 @@ def main(arguments: list[str]) -> int:
 
 
 def run_all() -> int:
-    """Run every test. A few that fail beside others are run again by themselves, which says
-    whether they are broken or the machine was too busy for them; both results are printed."""
-    status = run(choose_all())
-    if status == pytest.ExitCode.TESTS_FAILED:
-        print("Those that failed beside others, now one after the other:", flush=True)
-        status = run(["--last-failed", "--last-failed-no-failures=none", f"--timeout={HANG_S}"])
-    return status
-
-
-def run(arguments: list[str]) -> int:
-    return subprocess.run([sys.executable, "-m", "pytest", *arguments], check=False).returncode
+    """Run every test, and lint beside them; its output comes after theirs."""
+    lint = subprocess.Popen(
+        ["make", "--no-print-directory", "lint"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    tests = subprocess.run([sys.executable, "-m", "pytest", *choose_all()], check=False)
+    said, _ = lint.communicate()
+    print(said.decode(), end="", flush=True)
+    return tests.returncode or lint.returncode
 
 
 def choose_all() -> list[str]:
     """Say what will be done, and return pytest's arguments for it."""
-    processes = len(os.sched_getaffinity(0)) + 1
+    processes = len(os.sched_getaffinity(0)) + 2  # two of them wait, mostly
     print(
-        f"Every test, in {processes} processes beside each other; twenty minutes on two cores. The"
-        " first run makes clean Debian systems in /var/tmp/nomarr-trees, which takes minutes more.",
+        f"Every test, in {processes} processes beside each other, and lint. The first run makes"
+        " clean Debian systems in /var/tmp/nomarr-trees, which takes minutes more.",
         flush=True,
     )
-    # A module's tests share a machine or a server, so they stay together, in the order of TIERS.
+    # A module's tests share a machine or a server, so they stay together, in this order.
     share = [f"--numprocesses={processes}", "--dist=loadfile", "--no-loadscope-reorder"]
     most = f"--maxfail={MOST_FAILURES}"
-    return [*share, most, f"--timeout={HANG_S}", *(f"tests/{tier}" for tier in TIERS)]
+    first = [f"tests/systemd/test_{name}.py" for name in WAITING]
+    return [*share, most, f"--timeout={HANG_S}", *first, *(f"tests/{tier}" for tier in TIERS)]
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import sys
 import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -22,6 +23,11 @@ from tests.support.depth import IS_DEEP, times
 # a change is what makes the difference, unless they are to go deep.
 settings.register_profile("nomarr", deadline=None, derandomize=not IS_DEEP, max_examples=times(100))
 settings.load_profile("nomarr")
+
+# What a person may have set: every module of tests, and the package in each of thousands of
+# processes, would be compiled again and again.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 SESSION_SERVERS = {"arango_server", "postgres_server", "running_pair"}
 OPEN_FILES = 20_000  # a login on Debian has 1,024, and may have more if it asks

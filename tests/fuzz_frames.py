@@ -20,6 +20,7 @@ def split(frames: list[Frame]) -> list[tuple[object, ...]]:
     """All that frames consist of, to compare."""
     for frame in frames:
         assert frame.invocation == (frame.fields.get("invocation") or "")
+        assert frame.progress_age_s == (frame.fields.get("progress_age_s") or 0.0)
     return [(frame.event, frame.line, frame.invocation) for frame in frames]
 
 

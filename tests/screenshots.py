@@ -1,7 +1,8 @@
 """``python -m tests.screenshots [DIRECTORY]``: pictures of the page, in docs/screenshots.
 
 Everything in them happens: workers die, hang on and fail under the private systemd of the tests.
-Only the health of the day before is written by hand, for the page has been up for seconds.
+Only the past is written by hand, for the page has been up for seconds: the health of the day
+before, and the incidents of the week.
 """
 
 from __future__ import annotations
@@ -12,13 +13,17 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Literal
 
 from playwright.sync_api import Browser, Page, ViewportSize, expect, sync_playwright
 
+from nomarr_systemd.core.incident import Incident
+from nomarr_systemd.host import clock
 from nomarr_systemd.ledger import health_series
 from nomarr_systemd.ledger.health_history import Sample, append
+from nomarr_systemd.ledger.incidents import IncidentStore
 from nomarr_systemd.store.sqlite.store import SqliteStore
 from tests.support.lab import CHECKOUT, Lab
 from tests.support.operator_site import Installation
@@ -100,6 +105,7 @@ class Stage(Installation):
 
     def play(self) -> None:
         self.good("apply")
+        self.fill_incidents()
         self.lab.systemctl("start", "nomarr-web.service")
         self.lab.wait_for(self.client.is_ready, what="nomarr-web is ready")
         self.wait_until_healthy(*NAMES)
@@ -143,6 +149,25 @@ class Stage(Installation):
         for name in names:
             (music / name).touch()
         self.good("jobs", "add", "--pool", "tag", *(f"{music}/{name}" for name in names))
+
+    def fill_incidents(self) -> None:
+        """Three outages, two of which ended by themselves."""
+        hour_ms = 3_600_000
+        now = clock.now()
+        with closing(SqliteStore(str(self.state), "policy")) as store:
+            for pool, members, hours, minutes, kind, code, why in (
+                ("scan", 4, 120, 42, "exit", 1, "resumed by operator"),
+                ("embed", 3, 51, 3, "signal", -9, "worker:embed:1 is healthy"),
+                ("scan", 3, 7, 11, "exit", 1, "worker:scan:0 is healthy"),
+            ):
+                names = tuple(f"worker:{pool}:{number}" for number in range(members))
+                opened = now._replace(wall_ms=now.wall_ms - hours * hour_ms, boot_id="a" * 32)
+                incidents = IncidentStore(store)
+                incidents.open(Incident(pool, kind, code, opened, names[0], names, ()))
+                if why.startswith("worker:embed"):
+                    incidents.elect(pool, names[1])
+                closed = now._replace(wall_ms=opened.wall_ms + minutes * 60_000)
+                incidents.close(pool, why, closed, members + minutes // 2)
 
     def fill_history(self) -> None:
         """A day of samples: healthy, with a few bad quarters of an hour."""

@@ -56,12 +56,7 @@ USERS: Final = (
 # What enters the machine stays in a cgroup outside of it; what its systemd starts does not.
 IN_A_UNIT: Final = (
     *("systemd-run", "--quiet", "--pipe", "--wait", "--property=Delegate=yes"),
-    *(
-        f"--working-directory={PLACE}",
-        "--setenv=HOME=/root",
-        "--setenv=PYTHONDONTWRITEBYTECODE=1",
-        "--setenv=LANG=C.UTF-8",
-    ),
+    *(f"--working-directory={PLACE}", "--setenv=HOME=/root", "--setenv=LANG=C.UTF-8"),
 )
 Run = subprocess.Popen[bytes]
 OPTIONS: Final = ("-q", "--durations=20", "-p", "no:cacheprovider", "-k", "not postgresql")

@@ -101,6 +101,9 @@ def draw(each: Explanation, width: int) -> Iterator[str]:
     yield ""
     yield from _draw_window(each, min(width, 100))
     yield ""
+    if each.account.failure_reason:
+        yield "It stays down until it is reset, and begins then with an empty window."
+        return
     yield from _draw_ahead(each)
     if rules.never_restart:
         codes = ", ".join(map(str, rules.never_restart))

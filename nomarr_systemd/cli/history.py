@@ -1,23 +1,26 @@
-"""``nomarrctl history``: the ledger's records as a table, newest last."""
+"""``nomarrctl history``: the ledger's records as a table, newest last, with incidents between."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple
 
 import click
 
 from nomarr_systemd.cli.common import complete, echo_json, need_view, printable
 from nomarr_systemd.cli.since import parse_since, since_option
 from nomarr_systemd.cli.table import Table, width_of_terminal
-from nomarr_systemd.core.death import name_signal
+from nomarr_systemd.core.death import name_signal, recall
 from nomarr_systemd.core.ids import Component, parse_component
+from nomarr_systemd.core.incident import SPAN_MS, Incident
 from nomarr_systemd.core.ledger_record import Record
-from nomarr_systemd.core.text import describe_ms
+from nomarr_systemd.core.text import count, describe_ms
 from nomarr_systemd.host import clock
 from nomarr_systemd.host.scope import Scope
+from nomarr_systemd.ledger.public import read_incidents
 
 SCHEMA = "nomarr.history/1"
+_NEVER: Final = 1 << 50
 _COLOURS = {"fail": "red", "restart": "yellow"}
 HEADS = (
     *("WHEN", "WORKER", "RUN", "HOW", "DECISION", "DELAY", "WINDOW", "LIFETIME", "EFFECT"),
@@ -29,6 +32,13 @@ DISPENSABLE = ("EFFECT", "LIFETIME", "WINDOW", "DELAY")  # left out if the termi
 class Item(NamedTuple):
     component: Component
     record: Record
+
+
+class Line(NamedTuple):
+    """What is told between the records."""
+
+    wall_ms: int
+    text: str
 
 
 @click.command()
@@ -64,8 +74,9 @@ def history(
 ) -> None:
     """Show what died, how, and what was decided, for every worker, COMPONENT or POOL; newest last.
 
-    WINDOW and LIFETIME are restarts used and allowed as they were before the decision. The ledger
-    keeps the last hundred records of each worker. nomarrctl why --invocation RUN tells more.
+    WINDOW and LIFETIME are restarts used and allowed as they were before the decision. Between the
+    records is when an incident began and how it ended. The ledger shows the last hundred records of
+    each worker and the last 500 incidents. nomarrctl why --invocation RUN tells more.
 
     With --health: one column for each step of time. Its height is how much of the step the worker
     was healthy, its colour that of the worst state; each death is marked. Samples are kept every
@@ -103,21 +114,51 @@ def history(
     ]
     items.sort(key=lambda item: (item.record.wall_ms, item.component, item.record.attempt))
     shown = items[-limit:]
+    incidents = _find_incidents(scope, workers if component is not None else None, notes)
     if as_json:
-        echo_json(_to_json(shown, notes))
+        over = [each for each in incidents if (each.closed_wall_ms or _NEVER) >= since_ms]
+        echo_json(_to_json(shown, over[-limit:], notes))
         return
     for note in notes:
         click.secho(printable(note), fg="yellow", err=True)
-    if not shown:
+    # Not those before the oldest record that is shown: they would stand for what is left out.
+    since_ms = max(since_ms, shown[0].record.wall_ms - SPAN_MS) if items[:-limit] else since_ms
+    lines = [line for each in incidents for line in _tell(each) if line.wall_ms >= since_ms]
+    if not shown and not lines:
         click.echo("Nothing is on record" + (" since then." if since else "."))
         return
-    draw_records([(item.component.instance, item.record) for item in shown])
+    draw_records([(item.component.instance, item.record) for item in shown], lines[-limit:])
     if len(items) > limit:
         click.echo(f"{len(items) - limit} older ones are not shown: --limit shows more.", err=True)
 
 
-def _to_json(items: list[Item], notes: list[str]) -> dict[str, Any]:
-    from nomarr_systemd.postmortem.report import record_to_json
+def _find_incidents(
+    scope: Scope, workers: list[Component] | None, notes: list[str]
+) -> list[Incident]:
+    """The incidents in which one of these workers died, or all; oldest first."""
+    found, problem = read_incidents(scope.paths.public)
+    notes += [problem] if problem else []
+    if workers is None:
+        return found
+    names = {each.component_id for each in workers}
+    return [each for each in found if not names.isdisjoint(each.members)]
+
+
+def _tell(incident: Incident) -> Iterator[Line]:
+    """What is told of an incident: its beginning, and its end."""
+    first = incident.tried[0] if incident.tried else incident.canary
+    died = f"{count(len(incident.members))} of {incident.pool} died alike"
+    cause = recall(incident.kind, incident.code).line
+    yield Line(incident.opened.wall_ms, f"incident: {died} ({cause}); {first} is tried first")
+    if incident.closed_wall_ms is not None:
+        lasted = describe_ms(max(0, incident.closed_wall_ms - incident.opened.wall_ms))
+        deaths = "" if incident.deaths is None else f" and {count(incident.deaths, 'death')}"
+        text = f"the incident of {incident.pool} is over after {lasted}{deaths}: {incident.closed}"
+        yield Line(incident.closed_wall_ms, text)
+
+
+def _to_json(items: list[Item], incidents: list[Incident], notes: list[str]) -> dict[str, Any]:
+    from nomarr_systemd.postmortem.report import incident_to_json, record_to_json
 
     return {
         "schema": SCHEMA,
@@ -125,12 +166,15 @@ def _to_json(items: list[Item], notes: list[str]) -> dict[str, Any]:
             {"component": item.component.component_id} | record_to_json(item.record)
             for item in items
         ],
+        "incidents": [incident_to_json(each) for each in incidents],
         "notes": notes,
     }
 
 
-def draw_records(items: list[tuple[str, Record]]) -> None:
-    """Print records as a table, each with the name of its worker."""
+def draw_records(items: list[tuple[str, Record]], lines: Sequence[Line] = ()) -> None:
+    """Print records as a table, each with the name of its worker; lines between them, by time."""
+    from nomarr_systemd.postmortem.moments import show_moment
+
     rows = [tuple(printable(text) for text in _cells(*item)) for item in items]
     table = Table(HEADS, rows)
     # Empty columns are left out.
@@ -139,9 +183,17 @@ def draw_records(items: list[tuple[str, Record]]) -> None:
     for head in DISPENSABLE:
         if table.width > width_of_terminal():
             table.leave_out([head])
-    click.echo(table.head())
-    for (_, record), row in zip(items, rows, strict=True):
-        click.echo(click.style(table.row(row).rstrip(), fg=_COLOURS.get(record.action)))
+    if rows:
+        click.echo(table.head())
+    drawn = [
+        (record.wall_ms, click.style(table.row(row).rstrip(), fg=_COLOURS.get(record.action)))
+        for (_, record), row in zip(items, rows, strict=True)
+    ]
+    for line in lines:
+        text = printable(f"{show_moment(line.wall_ms)}  {line.text}")
+        drawn.append((line.wall_ms, click.style(text, bold=True)))
+    for _, text in sorted(drawn, key=lambda each: each[0]):
+        click.echo(text)
 
 
 def _cells(name: str, record: Record) -> Iterator[str]:

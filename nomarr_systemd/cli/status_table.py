@@ -114,6 +114,8 @@ def _row(view: View, wide: bool) -> tuple[str, ...]:
         if view.last and view.last_age_ms is not None:
             last = f"{crash_word(view.last)} {_brief(view.last_age_ms)} ago"
         health = one_line(view.health, 12) or "-"
+        if view.load == "masked" and view.failure_reason:
+            health = "failed"  # also if the supervisor was not told yet
         if view.state in ("paused", "held", "finished", "stopped", "waiting", "restarting"):
             health = view.state
         cells = (unit, health, phase or "-", job or "-", up, window, lifetime, upcoming, last)
@@ -183,8 +185,9 @@ def _notes(views: Sequence[View], width: int) -> Iterator[str]:
         is_told = view.held or view.load == "masked" or view.idle in ("", "restarting")
         if view.load not in ("loaded", "masked", "") or (view.trouble and not is_told):
             yield click.style(fit(f"{name}: {view.trouble}", width), fg="yellow")
-        if view.load == "masked" and view.failure_reason:
-            yield click.style(fit(f"{name}: failed: {view.failure_reason}", width), fg="red")
+        if view.load == "masked":
+            why = f"failed: {view.failure_reason}" if view.failure_reason else view.trouble
+            yield click.style(fit(f"{name}: {why}", width), fg="red")
 
 
 def draw_in_full(view: View) -> Iterator[str]:

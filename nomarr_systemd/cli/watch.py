@@ -27,7 +27,7 @@ from nomarr_systemd.cli.table import fit
 from nomarr_systemd.core.errors import NomarrError
 from nomarr_systemd.host.scope import Scope
 from nomarr_systemd.live import client
-from nomarr_systemd.operate.overview import Overview, look
+from nomarr_systemd.operate.overview import Memory, Overview, look
 
 _ENTER: Final = "\x1b[?1049h\x1b[?25l"
 _LEAVE: Final = "\x1b[?25h\x1b[?1049l"
@@ -67,9 +67,11 @@ def watch(scope: Scope, names: tuple[str, ...], *, as_json: bool, problems: bool
             "--watch needs a terminal; with --json it prints a line for each change"
         )
 
+    memory = Memory()
+
     def gather() -> Overview:
         # The configuration is read each time: workers come and go with an apply.
-        return look(scope, scope.read_in_force(), names, problems=problems)
+        return look(scope, scope.read_in_force(), names, problems=problems, memory=memory)
 
     feed = Feed(scope.paths.live)
     show = _Lines() if as_json else _Screen()

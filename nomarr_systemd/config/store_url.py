@@ -6,9 +6,10 @@ No message repeats the URL: it may have a password in it where none belongs.
 from __future__ import annotations
 
 import re
-from typing import Final, NamedTuple
+from typing import Final
 
 from nomarr_systemd.core.errors import BadName
+from nomarr_systemd.core.named_tuple import NamedTuple
 
 _SQLITE = "sqlite://"
 _HINT = (
@@ -88,6 +89,20 @@ def is_local(host: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return host.lower() in ("localhost", "localhost.localdomain", "ip6-localhost")
+
+
+def find_addresses(url: str) -> tuple[str, ...] | None:
+    """The addresses of the URL's hosts, none for SQLite; None if a host has a name, whose addresses
+    may change. The local host is ``localhost``, as systemd calls its addresses."""
+    from ipaddress import ip_address  # rare, and slow to import
+
+    parsed = parse_store_url(url)
+    hosts = () if isinstance(parsed, SqliteUrl) else [host for host, _ in parsed.hosts]
+    try:
+        found = ["localhost" if is_local(host) else str(ip_address(host)) for host in hosts]
+    except ValueError:
+        return None
+    return tuple(dict.fromkeys(found))
 
 
 def parse_address(text: str, *, default_port: int | None = None) -> tuple[str, int]:

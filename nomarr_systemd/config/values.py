@@ -6,12 +6,13 @@ resident programs read only that JSON.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, TypeVar
 
 from nomarr_systemd.core.errors import ConfigError, NomarrError, NoSuchWorker
 from nomarr_systemd.core.health import HealthRules
 from nomarr_systemd.core.ids import Component, parse_component
 from nomarr_systemd.core.job import CrashPolicy
+from nomarr_systemd.core.named_tuple import NamedTuple
 from nomarr_systemd.core.policy import Rules
 
 Directive = str | int | bool | tuple[str, ...]

@@ -12,7 +12,7 @@ cleared last:
    ends of pauses, then starts (systemd is asked again first if it took a while), each with its
    turn, where restarts wait for each other; their timers stop after that;
 6. how far each decision got, in one commit. If that is lost, the next plan does it again. If many
-   workers were started, their accounts are published only now;
+   workers were started, their accounts are published only now; so are incidents;
 7. the journal, then the supervisor. After a kill before this they are told again. Deaths that
    would mask their workers are not booked yet: first the supervisor is asked about their jobs;
 8. reports are cleared, or kept for the supervisor alone if it did not answer.
@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, TypeVar
 
 from nomarr_systemd.controller.job_outcomes import note_blame, tell_supervisor
 from nomarr_systemd.controller.log import ERROR, log
@@ -34,13 +34,15 @@ from nomarr_systemd.core import intents as do
 from nomarr_systemd.core.errors import NomarrError, StoreError
 from nomarr_systemd.core.ids import Component
 from nomarr_systemd.core.intents import Intent
+from nomarr_systemd.core.named_tuple import NamedTuple
 from nomarr_systemd.core.plan import is_blamed
-from nomarr_systemd.core.world import Outcome
+from nomarr_systemd.core.world import RUNNING, Outcome
 from nomarr_systemd.host import clock
-from nomarr_systemd.systemd.manager import monotonic_ms, timer_of
+from nomarr_systemd.systemd.manager import monotonic_ms
 from nomarr_systemd.systemd.notify import feed_watchdog
-from nomarr_systemd.systemd.stop_intent import DOWN_FACTS, WANTED_FACTS, find_run, is_wanted
+from nomarr_systemd.systemd.stop_intent import UNIT_FACTS, WANTED_FACTS, find_run, is_wanted
 from nomarr_systemd.systemd.systemctl import ManagerError, Refused
+from nomarr_systemd.systemd.timers import timer_of
 
 FRESH_MS: Final = 50
 GRACE_MS: Final = 10_000  # that a turn lasts longer than a start may take
@@ -92,6 +94,8 @@ def act(site: Site, intents: Sequence[Intent]) -> Done:
         refused |= started
         _note(site, _pick(intents, do.Note), refused, unwanted)
         _give_turns(site, _pick(intents, do.GiveTurn))
+    if changed or any(isinstance(each, do.Close | do.Join) for each in intents):
+        site.publish_incidents()
     outcomes, unanswered = _tell(site, intents)
     # The next plan handles what the supervisor answered; until then it can be asked again.
     untold = unanswered | {each.invocation for each in outcomes}
@@ -203,8 +207,8 @@ def _book_one(site: Site, each: Intent) -> None:
             ledger.refund(component.component_id, invocation, why)
         case do.MarkFailed(component, invocation, why):
             ledger.mark_failed(component.component_id, why, invocation)
-        case do.Close(pool, why):
-            site.incidents.close(pool, why, clock.now())
+        case do.Close(pool, why, deaths):
+            site.incidents.close(pool, why, clock.now(), deaths)
 
 
 def _blame_jobs(site: Site, intents: Sequence[do.BlameJobs]) -> None:
@@ -245,13 +249,14 @@ def _stop(site: Site, units: Sequence[str]) -> None:
 
 
 def _mask(site: Site, components: Sequence[Component]) -> set[Component]:
-    """Mask all with one reload, or else one by one; return those that could not be masked."""
+    """Mask all with one reload, or else one by one; return those that could not be masked. What was
+    started since it was observed is stopped."""
     if not components:
         return set()
+    refused = set()
     try:
         site.manager.mask([each.unit for each in components])
     except Refused:
-        refused = set()
         for component in components:
             feed_watchdog()
             try:
@@ -259,8 +264,13 @@ def _mask(site: Site, components: Sequence[Component]) -> set[Component]:
             except Refused as error:
                 _complain(component, error)
                 refused.add(component)
-        return refused
-    return set()
+    units = [each.unit for each in components if each not in refused]
+    shown = site.manager.show(units, ("ActiveState", "Job"))
+    _stop(
+        site,
+        [unit for unit in units if shown[unit]["ActiveState"] in RUNNING or shown[unit]["Job"]],
+    )
+    return refused
 
 
 def _resume(site: Site, intents: Sequence[do.Resume]) -> set[Component]:
@@ -328,7 +338,9 @@ def _start(
     wanted = {each.component.unit: each.component for each in intents}
     wanted = {unit: each for unit, each in wanted.items() if each not in unwanted}
     answers = site.manager.queue_all(start=wanted, stop=timers)
-    return _complain_all({each: answers[unit] for unit, each in wanted.items()}), unwanted
+    refused = _complain_all({each: answers[unit] for unit, each in wanted.items()})
+    site.started |= dict.fromkeys(set(wanted.values()) - refused, monotonic_ms())
+    return refused, unwanted
 
 
 def _find_unwanted(site: Site, intents: Sequence[do.Start]) -> set[Component]:
@@ -352,7 +364,7 @@ def _find_unwanted_among(site: Site, intents: Sequence[do.Start]) -> set[Compone
     """The same by all facts, of which each takes systemd a while."""
     questions: dict[str, Sequence[str]] = {}
     for each in intents:
-        questions[each.component.unit] = DOWN_FACTS
+        questions[each.component.unit] = UNIT_FACTS
         questions[each.component.wanted_unit] = WANTED_FACTS
     shown = site.manager.show_each(questions)
     unwanted = set()

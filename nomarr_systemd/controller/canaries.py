@@ -11,7 +11,6 @@ from nomarr_systemd.controller.site import Site
 from nomarr_systemd.core.errors import StoreError
 from nomarr_systemd.core.ids import parse_component
 from nomarr_systemd.core.incident import Incident
-from nomarr_systemd.live.answers import parse_workers
 
 Canaries = tuple[tuple[str | bool, ...], ...]
 _CANARY_FACTS: Final = ("ActiveState", "LoadState", "InvocationID", "Job")
@@ -58,6 +57,8 @@ def find_healthy(site: Site, incidents: Iterable[Incident]) -> frozenset[str]:
     canaries = {each.canary for each in incidents if not each.closed}
     if not canaries:
         return frozenset()
+    from nomarr_systemd.live.answers import parse_workers
+
     answer = site.live.ask({"op": "snapshot"}, about=len(site.config.components()))
     workers = parse_workers(answer)
     if workers is None:

@@ -12,7 +12,6 @@ from nomarr_systemd.controller.site import Site
 from nomarr_systemd.core.death import EX_TEMPFAIL, Death, classify
 from nomarr_systemd.core.ids import Component, next_start_job
 from nomarr_systemd.core.time import Moment
-from nomarr_systemd.live.answers import parse_labels
 from nomarr_systemd.systemd.manager import SHUTDOWN, SUPERVISOR, monotonic_ms
 from nomarr_systemd.systemd.stop_intent import find_run, was_asked_before, was_asked_to_stop
 
@@ -115,4 +114,6 @@ def _ask_labels(
     ]
     if not runs:
         return {}
+    from nomarr_systemd.live.answers import parse_labels
+
     return parse_labels(site.live.ask({"op": "labels", "runs": runs}, about=len(runs)))

@@ -17,7 +17,6 @@ from nomarr_systemd.core.intents import BlameJobs, Consult, Tell
 from nomarr_systemd.core.plan import is_blamed
 from nomarr_systemd.core.world import Outcome
 from nomarr_systemd.host import clock
-from nomarr_systemd.live.answers import parse_outcomes
 
 BLAMED: Final = "job_crashes"  # runs whose jobs were blamed and restarts refunded
 TIMEOUT_S: Final = 2.0  # it answers within a second, settled or not
@@ -34,6 +33,8 @@ def tell_supervisor(
     deaths = [*map(_describe_tell, tells), *map(_describe_consult, consults)]
     if not deaths:
         return [], set()
+    from nomarr_systemd.live.answers import parse_outcomes
+
     request = {"op": "crashed", "deaths": deaths}
     settled = parse_outcomes(site.live.ask(request, about=len(deaths), timeout_s=TIMEOUT_S))
     outcomes = [

@@ -1,6 +1,7 @@
-"""Workers that do not run although they are wanted, and that no failed unit shows: one that ended
-well and unasked, and one that could not be started at all. What is found is written as a report, as
-a hook would have: it is booked, carried out and told like every other death.
+"""Workers that do not run although they are wanted, and that no hook reports: one that ended well
+and unasked, one that could not be started at all, and one that failed as soon as it was started.
+What is found is written as a report, as a hook would have: it is booked, carried out and told like
+every other death.
 """
 
 from __future__ import annotations
@@ -13,8 +14,13 @@ from nomarr_systemd.controller.reports import ENDED_UNASKED, NOT_BEGUN, Report, 
 from nomarr_systemd.controller.site import Site
 from nomarr_systemd.core.account import Account
 from nomarr_systemd.core.death import exit_words
-from nomarr_systemd.core.ids import UNIT_PREFIX, UNIT_SUFFIX, WANTED_PREFIX, Component
-from nomarr_systemd.systemd.manager import read_timer, timer_of
+from nomarr_systemd.core.ids import (
+    UNIT_PREFIX,
+    UNIT_SUFFIX,
+    WANTED_PREFIX,
+    WANTED_SUFFIX,
+    Component,
+)
 from nomarr_systemd.systemd.needs import find_lacking
 from nomarr_systemd.systemd.stop_intent import (
     find_run,
@@ -22,17 +28,18 @@ from nomarr_systemd.systemd.stop_intent import (
     is_down,
     was_asked_to_stop,
 )
+from nomarr_systemd.systemd.timers import read_timer, timer_of
 
 Facts = Mapping[str, str]
 Accounts = Mapping[str, Account] | None  # None: the ledger is away
-_EXIT_FACTS: Final = ("ExecMainCode", "ExecMainStatus")
+_EXIT_FACTS: Final = ("Result", "ExecMainCode", "ExecMainStatus")
 _CONDITIONS: Final = "its own start conditions, which are not met"
 
 
 def find_down(site: Site) -> set[Component]:
     """Return the workers whose unit is inactive and whose wanted unit is active."""
     idle = site.manager.list_units("inactive", f"{UNIT_PREFIX}*{UNIT_SUFFIX}")
-    wanted = set(site.manager.list_units("active", f"{WANTED_PREFIX}*{UNIT_SUFFIX}"))
+    wanted = set(site.manager.list_units("active", f"{WANTED_PREFIX}*{WANTED_SUFFIX}"))
     names = set(idle)
     return {
         each
@@ -48,7 +55,7 @@ def find_lapses(
     reports: Sequence[Report],
     accounts: Accounts,
 ) -> list[Report]:
-    """Report workers that ended unasked or could not be started, unless that is known."""
+    """Report workers that ended unasked, failed or could not be started, unless that is known."""
     known = {each.invocation for each in reports}
     ended, found = [], []
     for each in workers:
@@ -61,12 +68,17 @@ def find_lapses(
         if not has_begun(unit, wanted):
             if not site.holds.read(each):
                 found.append(Report(each, run, NOT_BEGUN))
-        elif unit["ActiveState"] == "inactive" and not was_asked_to_stop(unit, wanted):
+        elif not was_asked_to_stop(unit, wanted) and (
+            unit["ActiveState"] == "inactive" or _is_unheard(each, run, accounts)
+        ):
             ended.append(each)
     exits = site.manager.show_each({each.unit: _EXIT_FACTS for each in ended})
     for each in ended:
-        words = exit_words(*(exits[each.unit][name] for name in _EXIT_FACTS))
-        found.append(Report(each, shown[each.unit]["InvocationID"], ENDED_UNASKED, *words))
+        facts = exits[each.unit]
+        words = exit_words(facts["ExecMainCode"], facts["ExecMainStatus"])
+        is_end = shown[each.unit]["ActiveState"] == "inactive"
+        run = shown[each.unit]["InvocationID"]
+        found.append(Report(each, run, ENDED_UNASKED if is_end else facts["Result"], *words))
     for report in found:
         with contextlib.suppress(OSError):  # a full /run: it is found again
             write_report(site.paths, report)
@@ -83,6 +95,12 @@ def _is_decided(
     account = accounts.get(component.component_id)
     last = account.find_last(run) if account else None
     return last is not None and last.effect != "started"
+
+
+def _is_unheard(component: Component, run: str, accounts: Accounts) -> bool:
+    """True if the ledger has no record of this run."""
+    account = (accounts or {}).get(component.component_id)
+    return account is not None and account.find_last(run) is None
 
 
 def find_lacks(

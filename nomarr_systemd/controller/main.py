@@ -37,16 +37,15 @@ from nomarr_systemd.host.configuration import read_applied
 from nomarr_systemd.host.layout import Paths
 from nomarr_systemd.host.program_options import PLACES, parse_options
 from nomarr_systemd.systemd.journal_socket import JournalSocket
-from nomarr_systemd.systemd.manager import SUPERVISOR, Manager, monotonic_ms
+from nomarr_systemd.systemd.manager import SOON, SUPERVISOR, Manager, monotonic_ms
 from nomarr_systemd.systemd.notify import feed_watchdog, listen_fds, notify, watchdog_s
 from nomarr_systemd.systemd.systemctl import ManagerError
 
 USAGE: Final = f"usage: nomarr-controller {PLACES} [--reconcile]"
 IDLE_S: Final = 30.0
-LOOK_AGAIN_S: Final = 0.5  # between two observations of a canary
+LOOK_AGAIN_S: Final = 0.5  # between two observations of a canary, and after a start
 FLUSH_MS: Final = 1000  # between two tries to send what journald could not take
 LOOK_AT_ALL_MS: Final = 10_000  # between two observations of its pool, if no report comes
-SOON: Final = "nomarr-reconcile-soon.timer"
 PAUSE_END: Final = "nomarr-pause-end"  # its timer is transient
 TRY_AGAIN_MS: Final = 60_000  # a pause that could not be ended
 _PASSES: Final = 5  # an incident that opens concerns more workers, and so do jobs that are settled
@@ -60,8 +59,10 @@ def run(
     everybody: bool,
     with_untold: bool = False,
     resumed: Mapping[str, str] | None = None,
+    also: Iterable[Component] = (),
 ) -> bool:
-    """Do all there is to do now; True if something is left that no report will trigger.
+    """Do all there is to do now; True if something is left that no report will trigger. ``also``:
+    workers to observe without a report.
 
     Call it in ``site.alone()``.
     """
@@ -74,7 +75,7 @@ def run(
     lost = {each.invocation for each in unheard}
     deaths = [each for each in reports.deaths if each.invocation not in lost] + unheard
     bells = (*reports.due, *reports.looks)
-    who = None if everybody else [*(each.component for each in deaths), *bells]
+    who = None if everybody else [*(each.component for each in deaths), *bells, *also]
     configured = set(site.config.components())
     for each in deaths:
         if each.component not in configured:  # a person started it, and its mask would stay
@@ -197,11 +198,12 @@ def serve(site: Site, fifo: int, applied: Stamp, *, idle_s: float = IDLE_S) -> b
             # is a worker that starts in its turn: when it runs, the turn is for others.
             is_old = monotonic_ms() - looked_ms > LOOK_AT_ALL_MS
             canaries = () if rang else observe_canaries(site)
-            if rang or everybody or is_old or canaries != seen:
+            again = _find_failed_again(site)
+            if rang or everybody or is_old or canaries != seen or again:
                 # A controller that was killed may have left a pool that failed half stopped.
-                owes = run(site, everybody=everybody, with_untold=not looked_ms)
+                owes = run(site, everybody=everybody, with_untold=not looked_ms, also=again)
                 looked_ms, seen = monotonic_ms(), canaries  # as they were before the run
-            is_busy = is_watching(site)
+            is_busy = is_watching(site) or bool(site.started)
         if everybody and not is_busy:
             _arm(site, owes=owes)
             return False
@@ -210,6 +212,22 @@ def serve(site: Site, fifo: int, applied: Stamp, *, idle_s: float = IDLE_S) -> b
         rang = _wait(site, poll, LOOK_AGAIN_S if is_busy else idle_s)
         # Before it exits, it observes every worker.
         everybody = not rang and not is_busy
+
+
+def _find_failed_again(site: Site) -> list[Component]:
+    """Return the workers that were started a moment ago and are failed. systemd runs no hook for a
+    unit that was failed before and could not even be executed: to it, nothing changed."""
+    old_ms = monotonic_ms() - round(LOOK_AGAIN_S * 1000)
+    old = [each for each, since_ms in site.started.items() if since_ms <= old_ms]
+    shown = site.manager.show([each.unit for each in old], ("ActiveState", "Job")) if old else {}
+    found = []
+    for each in old:
+        facts = shown[each.unit]
+        if not facts["Job"]:
+            del site.started[each]
+            if facts["ActiveState"] == "failed":
+                found.append(each)
+    return found
 
 
 def _wait(site: Site, poll: select.poll, wait_s: float) -> bool:
@@ -240,13 +258,13 @@ def _arm(site: Site, *, owes: bool) -> None:
 
 
 def arm_next_end(site: Site) -> None:
-    """Have the reconciler run when the next pause ends. The timer is lost with a boot, and made
-    again by the reconciler, which runs at every boot."""
+    """Have the reconciler run when the next pause ends, by the wall clock. The timer is lost with a
+    boot, and made again by the reconciler, which runs at every boot."""
     until_ms = site.holds.next_end_ms(site.config.components())
     if until_ms is not None:
         left_ms = until_ms - clock.now().wall_ms
         due_ms = monotonic_ms() + (left_ms if left_ms > 0 else TRY_AGAIN_MS)
-        site.manager.schedule_service(PAUSE_END, due_ms)
+        site.manager.schedule_service(PAUSE_END, due_ms, until_ms)
 
 
 def reconcile(site: Site) -> None:
@@ -261,6 +279,7 @@ def reconcile(site: Site) -> None:
         with site.alone():
             with contextlib.suppress(StoreError):
                 site.store.publish_all()
+                site.publish_incidents()
             owes = run(site, everybody=True)
     with contextlib.suppress(ManagerError):
         arm_next_end(site)

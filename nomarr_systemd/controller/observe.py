@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from nomarr_systemd.config.values import Config
 from nomarr_systemd.controller.canaries import find_healthy
@@ -27,21 +27,16 @@ from nomarr_systemd.core.ids import (
     Component,
     find_instance,
 )
-from nomarr_systemd.core.incident import INCIDENT, LEAST, SPAN_MS, Incident
+from nomarr_systemd.core.incident import INCIDENT, LEAST, SPAN_MS, Incident, find_outage
 from nomarr_systemd.core.ledger_record import Record
+from nomarr_systemd.core.named_tuple import NamedTuple
 from nomarr_systemd.core.plan import is_blamed
 from nomarr_systemd.core.time import Moment, age_ms
 from nomarr_systemd.core.world import Outcome, Pool, Spooled, Turns, Unit, Worker, World
 from nomarr_systemd.host import clock
 from nomarr_systemd.ledger.spool import SUFFIX
 from nomarr_systemd.systemd import stop_intent
-from nomarr_systemd.systemd.manager import (
-    SHUTDOWN,
-    SUPERVISOR,
-    monotonic_ms,
-    read_timer,
-    timer_of,
-)
+from nomarr_systemd.systemd.manager import SHUTDOWN, SUPERVISOR, monotonic_ms
 from nomarr_systemd.systemd.stop_intent import (
     WANTED_FACTS,
     find_run,
@@ -49,14 +44,13 @@ from nomarr_systemd.systemd.stop_intent import (
     is_down,
     is_wanted,
 )
+from nomarr_systemd.systemd.timers import RESTART_TIMERS, read_timer, timer_of
 
 Facts = Mapping[str, str]
 UNIT_FACTS: Final = (
-    *("ActiveState", "LoadState", "InvocationID", "Job", "ConditionResult"),
-    *("ConditionTimestampMonotonic", "ExecMainStartTimestampMonotonic"),
-    *("ExecMainExitTimestampMonotonic", *stop_intent.UNIT_FACTS),
+    *stop_intent.UNIT_FACTS,
+    *("ExecMainStartTimestampMonotonic", "ExecMainExitTimestampMonotonic"),
 )
-_TIMERS: Final = "nomarr-restart@*.timer"
 _NO_TIMER: Final = {"Job": "", "SubState": "dead"}
 EXIT_FACTS: Final = ("InvocationID", "Result", "ExecMainCode", "ExecMainStatus")
 _FEW: Final = 8  # at most so many accounts are read one by one
@@ -115,6 +109,8 @@ def _observe(
     reports += find_lapses(site, workers, shown, reports, seen.accounts)
     lacks = find_lacks(site, workers, shown, seen.accounts)
     deaths = make_deaths(site, reports, shown, lacks, now)
+    recent = _recall(site, reports, seen, now)
+    _forget_reset(site, recent, deaths, now)
     return World(
         tuple(
             _make_worker(site, each, shown, seen, lacks.get(each, ""))._replace(
@@ -126,7 +122,7 @@ def _observe(
         ),
         {pool.name: _make_pool(site.config, pool.name) for pool in site.config.pools},
         seen.incidents,
-        {pool: tuple(found) for pool, found in _recall(site, reports, seen, now).items()},
+        {pool: tuple(found) for pool, found in recent.items()},
         frozenset(each.invocation for each in reports if each.is_untold),
         spooled,
         resumed,
@@ -267,6 +263,30 @@ def _recall(
     return found
 
 
+def _forget_reset(
+    site: Site,
+    recent: dict[str, list[Death]],
+    deaths: Mapping[Component, Sequence[Death]],
+    now: Moment,
+) -> None:
+    """Forget recent deaths of workers that a person has reset since: they make no incident. Only
+    looked up where an incident would be opened."""
+    for pool, booked in recent.items():
+        fresh = [
+            death._replace(at=now)
+            for component, found in deaths.items()
+            if component.pool == pool
+            for death in found
+        ]
+        if find_outage([*booked, *fresh], _make_pool(site.config, pool).workers, now):
+            site.recent[pool] = recent[pool] = [
+                each
+                for each in booked
+                if each.at
+                and not site.ledger.account(each.component_id).was_reset_since(each.at, now)
+            ]
+
+
 def _make_pool(config: Config, name: str) -> Pool:
     pool = next(each for each in config.pools if each.name == name)
     window_s = config.find_rules(Component(name, 0)).window_s
@@ -297,7 +317,7 @@ def _ask_timers(site: Site, workers: Sequence[Component]) -> dict[str, dict[str,
     names = [timer_of(each) for each in workers]
     if not names:
         return {}
-    loaded = site.manager.list_loaded(*(names if len(names) <= _FEW else [_TIMERS]))
+    loaded = site.manager.list_loaded(*(names if len(names) <= _FEW else [RESTART_TIMERS]))
     return {name: loaded.get(name, _NO_TIMER) for name in names}
 
 

@@ -12,10 +12,11 @@ import contextlib
 import os
 import time
 from collections.abc import Iterable
-from typing import Final, NamedTuple
+from typing import Final
 
 from nomarr_systemd.core.errors import BadName
 from nomarr_systemd.core.ids import Component, parse_component, split_invocation
+from nomarr_systemd.core.named_tuple import NamedTuple
 from nomarr_systemd.host.files import remove
 from nomarr_systemd.host.layout import Paths
 

@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from nomarr_systemd.config.values import Config
 from nomarr_systemd.controller.log import ERROR, log
 from nomarr_systemd.core.death import Death
+from nomarr_systemd.core.errors import StoreError
 from nomarr_systemd.core.ids import Component
 from nomarr_systemd.fleet.turns import TurnStore
 from nomarr_systemd.host.files import locked
@@ -21,13 +22,16 @@ from nomarr_systemd.ledger.incidents import IncidentStore
 from nomarr_systemd.ledger.ledger import Ledger
 from nomarr_systemd.ledger.public import Publisher, open_policy_store
 from nomarr_systemd.ledger.spool import Spool
-from nomarr_systemd.live.client import MAX_BRIEF, Batch
 from nomarr_systemd.store.protocol import Store
 from nomarr_systemd.systemd.journal import Journal
 from nomarr_systemd.systemd.manager import Manager
 from nomarr_systemd.systemd.notify import feed_watchdog
 
+if TYPE_CHECKING:
+    from nomarr_systemd.live.client import Batch
+
 _LOCK_PATIENCE_S: Final = 20.0
+PUBLISHED: Final = 500  # incidents
 
 
 class Site:
@@ -46,11 +50,22 @@ class Site:
         self.host = host_of(config.store)
         self.publisher = Publisher(paths.public, host=self.host)
         self.in_turn: set[Component] = set()  # workers for which a turn was taken
+        self.started: dict[Component, int] = {}  # workers that were started, and when, monotonic
         self._store: Store | None = None
 
     def ask_anew(self) -> None:
         """Begin another batch of questions to the supervisor, which may have hung in the last."""
-        self.live = Batch(self.paths.live, max_bytes=MAX_BRIEF)
+        self._live: Batch | None = None
+
+    @property
+    def live(self) -> Batch:
+        """The questions to the supervisor. Most are asked after the restart: until then nothing
+        of live/ is imported."""
+        if self._live is None:
+            from nomarr_systemd.live.client import MAX_BRIEF, Batch
+
+            self._live = Batch(self.paths.live, max_bytes=MAX_BRIEF)
+        return self._live
 
     @property
     def store(self) -> Store:
@@ -65,6 +80,14 @@ class Site:
     @property
     def incidents(self) -> IncidentStore:
         return IncidentStore(self.store, self.host)
+
+    def publish_incidents(self) -> None:
+        """Show the newest incidents to people who may not read the ledger. What a kill or a store
+        that is away prevents, the reconciler makes up for."""
+        try:
+            self.publisher.publish_incidents(self.incidents.history(PUBLISHED))
+        except StoreError as error:
+            log(ERROR, "incidents cannot be published", error=error, hint=error.hint)
 
     @property
     def turns(self) -> TurnStore:

@@ -7,18 +7,16 @@ compare-and-swap of the document, is the ledger's work.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-from nomarr_systemd.core import policy
+from nomarr_systemd.core import policy, window
 from nomarr_systemd.core.death import Death
 from nomarr_systemd.core.ledger_record import DECISIONS, EFFECTS, Record, with_effect
+from nomarr_systemd.core.named_tuple import NamedTuple
 from nomarr_systemd.core.policy import Decision, Evidence, History, Rules, decide
 from nomarr_systemd.core.text import one_line
 from nomarr_systemd.core.time import Moment, age_ms
-
-# Counted restarts by boot id. A row repeats invocation, wall_ms, boottime_ms: JSON reads and writes
-# it quickly, and a slice selects one of the three.
-Window = Mapping[str, Sequence[Any]]
+from nomarr_systemd.core.window import Window
 
 MAX_TEXT: Final = 500
 RING: Final = 100  # records kept; also the most restarts that a window can be asked to count
@@ -97,6 +95,13 @@ class Account(NamedTuple):
                     return record
         return None
 
+    def was_reset_since(self, then: Moment, now: Moment) -> bool:
+        """Return True if a person reset the worker after that moment."""
+        since_ms = age_ms(then, now)
+        return any(
+            each.action == "reset" and age_ms(each.moment, now) < since_ms for each in self.records
+        )
+
 
 def from_doc(doc: Mapping[str, Any]) -> Account:
     """Make an Account of a document. Fields of a newer version are ignored."""
@@ -116,13 +121,7 @@ def to_doc(account: Account) -> dict[str, Any]:
 
 def history_of(account: Account, now: Moment) -> History:
     """Return the History that ``decide`` needs for a death that is not on record."""
-    here = sorted(account.window.get(now.boot_id, ())[2::3])
-    elsewhere = sorted(
-        wall_ms
-        for boot_id, row in account.window.items()
-        if boot_id != now.boot_id
-        for wall_ms in row[1::3]
-    )
+    here, elsewhere = window.split(account.window, now.boot_id)
     return History({}, here, elsewhere, account.restart_count, account.k, account.last_due)
 
 
@@ -162,7 +161,7 @@ def book(
 def _find_known(account: Account, invocation: str) -> Record | None:
     """Return the decision on record; a substitute if only the window still has it."""
     known = account.find(invocation)
-    if known is None and any(invocation in row[0::3] for row in account.window.values()):
+    if known is None and window.has(account.window, invocation):
         text = "counted before; the ring no longer holds it"
         known = _append(account, Moment(0, "", 0), action="restart", text=text)[1]
         known = known._replace(attempt=0, invocation=invocation)
@@ -211,10 +210,10 @@ def refund(
     None if it is not counted: it was given back before, the account was reset since, or it is older
     than the last RING counted restarts.
     """
-    if not any(invocation in row[0::3] for row in account.window.values()):
+    if not window.has(account.window, invocation):
         return account, None
     account = account._replace(
-        window=_take_out(account.window, invocation),
+        window=window.take_out(account.window, invocation),
         restart_count=max(0, account.restart_count - 1),
     )
     return _append(account, now, invocation=invocation, action="refund", text=why)
@@ -299,12 +298,7 @@ def count_lifetime(account: Account, rules: Rules, now: Moment) -> int:
 
 def statistics(account: Account, window_s: float, now: Moment) -> Statistics:
     """Return totals, and the rate over the last ``window_s`` seconds."""
-    window_ms = window_s * 1000
-    recent = sum(
-        age_ms(Moment(wall_ms, boot_id, boottime_ms), now) < window_ms
-        for boot_id, row in account.window.items()
-        for wall_ms, boottime_ms in zip(row[1::3], row[2::3], strict=True)
-    )
+    recent = window.count_recent(account.window, window_s * 1000, now)
     return Statistics(
         account.total_restarts,
         account.restart_count,
@@ -363,7 +357,7 @@ def _count(account: Account, record: Record, *, overtaken: bool = False) -> Acco
         restart_count=account.restart_count + 1,
         total_restarts=account.total_restarts + 1,
         k=account.k + 1,
-        window=_put_in(account.window, record.invocation, begun),
+        window=window.put_in(account.window, record.invocation, begun, RING),
     )
     if overtaken:
         return counted
@@ -373,27 +367,6 @@ def _count(account: Account, record: Record, *, overtaken: bool = False) -> Acco
         failure_reason=None,
         last_due=record.due,
     )
-
-
-def _put_in(window: Window, invocation: str, moment: Moment) -> Window:
-    """Return the window with one more restart; the oldest goes if there are too many."""
-    row = [*window.get(moment.boot_id, ()), invocation, moment.wall_ms, moment.boottime_ms]
-    window = {**window, moment.boot_id: row}
-    if sum(map(len, window.values())) > 3 * RING:
-        oldest = min(window, key=lambda boot_id: (boot_id == moment.boot_id, window[boot_id][1]))
-        window = {**window, oldest: window[oldest][3:]}
-    return {boot_id: row for boot_id, row in window.items() if row}
-
-
-def _take_out(window: Window, invocation: str) -> Window:
-    rows = {}
-    for boot_id, row in window.items():
-        if invocation in row:
-            place = row.index(invocation)
-            row = [*row[:place], *row[place + 3 :]]
-        if row:
-            rows[boot_id] = row
-    return rows
 
 
 def _settle(account: Account, actions: Sequence[str]) -> Account:

@@ -7,8 +7,9 @@ hook (systemd.exec(5)); a label says why the supervisor ended the worker.
 from __future__ import annotations
 
 import signal
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal
 
+from nomarr_systemd.core.named_tuple import NamedTuple
 from nomarr_systemd.core.text import describe_ms
 from nomarr_systemd.core.time import Moment
 

@@ -6,7 +6,7 @@ exceptions are turned into these at the edge where they happen.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from nomarr_systemd.core.named_tuple import NamedTuple
 
 
 class NomarrError(Exception):

@@ -7,7 +7,6 @@ Reading the pipe is in supervisor/pipes, the meaning of a frame for health in co
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping
 from types import NoneType
 from typing import Any, Final
@@ -53,27 +52,30 @@ _TYPES: Final[Mapping[str, frozenset[type]]] = {
     "invocation": frozenset((str, NoneType)),
     "progress_age_s": frozenset((int, float, NoneType)),
     "recover_for_s": frozenset((int, float, NoneType)),
-    "metrics": frozenset((dict, NoneType)),
+    "metrics": frozenset((NoneType,)),  # and an object
     "note": frozenset((str, NoneType)),
 }
+_SCALARS: Final = frozenset((str, int, float, bool, NoneType))
 
 
 class Frame:
     """One valid frame, not changed after it was made: the health machine's event, the line, the
-    invocation that it names (empty: none), and all its fields."""
+    invocation that it names (empty: none), the age of progress (0: not said), and all its fields.
+    """
 
-    __slots__ = ("_fields", "event", "invocation", "line")
+    __slots__ = ("_fields", "event", "invocation", "line", "progress_age_s")
     _fields: Mapping[str, Any]
 
-    def __init__(self, event: Event, line: bytes, invocation: str) -> None:
+    def __init__(self, event: Event, line: bytes, invocation: str, progress_age_s: float) -> None:
         self.event = event
         self.line = line
         self.invocation = invocation
+        self.progress_age_s = progress_age_s
 
     @property
     def fields(self) -> Mapping[str, Any]:
-        """All fields, known and unknown. Most frames are never asked for them, so they are parsed
-        by the first reader, and kept for the next."""
+        """All fields, known and unknown. Few frames are asked for them, so they are not kept, but
+        parsed again for the first reader."""
         try:
             return self._fields
         except AttributeError:
@@ -84,34 +86,16 @@ class Frame:
 # The scanner behind json.loads, without its two searches for white space at every call.
 _scan: Callable[[str, int], tuple[Any, int]] = DECODER.scan_once  # type: ignore[attr-defined]
 
-# Most frames differ from the one before only in job, seq and progress_age_s. A line that differs
-# from the last valid one only in these is valid too and is not parsed: one text without escapes
-# replaces another, one number another. (The marks below cannot be inside a JSON text, whose quotes
-# are escaped; inside a nested object more than one brace would have to follow the numbers.)
-_JOB: Final = b'"job":"'
-_SEQ: Final = b',"seq":'
-_match_job = re.compile(rb'[ !#-\[\]-~]*"').match
-_match_tail = re.compile(
-    rb'(?:0|[1-9][0-9]{0,17})(?:,"progress_age_s":(?:0|[1-9][0-9]{0,8})(?:\.[0-9]{1,9})?)?\}'
-).fullmatch
-
 
 class Decoder:
     """Decodes one worker's pipe. ``drops`` counts dropped lines by kind since the start."""
 
-    __slots__ = (
-        "_component_id", "_event", "_head", "_invocation", "_middle", "_rest", "_skipping",
-        "dropped", "drops",
-    )  # fmt: skip
+    __slots__ = ("_component_id", "_rest", "_skipping", "dropped", "drops")
 
     def __init__(self, component_id: str) -> None:
         self._component_id = component_id
         self._rest = b""
         self._skipping = False  # inside a line that is already too long
-        # The last valid line up to its job, from there up to its seq, its event and invocation.
-        self._head = self._middle = b""
-        self._event = EVENTS["pending"]
-        self._invocation = ""
         self.drops: dict[str, int] = {}
         self.dropped: tuple[str, bytes] | None = None  # the last one: its kind and its beginning
 
@@ -138,13 +122,7 @@ class Decoder:
             else:
                 self._drop("length", rest)
                 self._skipping = True
-        frames = []
-        for line in lines:
-            if self._is_alike(line):
-                frames.append(Frame(self._event, line, self._invocation))
-            elif (frame := self._parse(line)) is not None:
-                frames.append(frame)
-        return frames
+        return [frame for line in lines if (frame := self._parse(line)) is not None]
 
     def finish(self) -> None:
         """The pipe has ended: drop an incomplete line."""
@@ -152,31 +130,6 @@ class Decoder:
             self._drop("cut", self._rest)
         self._rest = b""
         self._skipping = False
-
-    def _is_alike(self, line: bytes) -> bool:
-        """Whether a line differs from the last valid one only in job, seq and progress_age_s."""
-        head = self._head
-        if not head or not line.startswith(head) or len(line) >= MAX_FRAME:
-            return False
-        place = len(head)
-        if self._middle:
-            job = _match_job(line, place)
-            if job is None or not line.startswith(self._middle, job.end()):
-                return False
-            place = job.end() + len(self._middle)
-        return _match_tail(line, place) is not None
-
-    def _remember(self, frame: Frame) -> None:
-        stem, mark, tail = frame.line.rpartition(_SEQ)
-        self._head = self._middle = b""
-        # An age before the seq would be taken for that of a line that has none behind it.
-        if mark and _match_tail(tail) and b'"progress_age_s"' not in stem:
-            self._event, self._invocation = frame.event, frame.invocation
-            self._head = stem + mark
-            before, mark, rest = self._head.partition(_JOB)
-            job = _match_job(rest) if mark else None
-            if job is not None:
-                self._head, self._middle = before + mark, rest[job.end() :]
 
     def _parse(self, line: bytes) -> Frame | None:
         """The frame of a line; None, and counted, if it is not valid."""
@@ -194,10 +147,6 @@ class Decoder:
             return self._drop("json", line)
         if type(fields) is not dict or (end < len(text) and text[end:].strip(" \t\r")):
             return self._drop("json", line)
-        if line.count(b"{") + line.count(b"[") > MAX_DEPTH and is_deep(fields):
-            return self._drop("json", line)
-        if "\\u" in text and not _is_text(fields):
-            return self._drop("encoding", line)
         if fields.get("component_id") != self._component_id:
             return self._drop("component", line)
         status = fields.get("status")
@@ -208,19 +157,27 @@ class Decoder:
         if event is None:
             return self._drop("status", line)
         for name, value in fields.items():
-            types = _TYPES.get(name)
-            if types is not None and type(value) not in types:
-                return self._drop("field", line)
+            if type(value) not in _TYPES.get(name, _SCALARS) and (fault := _judge(name, value)):
+                return self._drop(fault, line)
+        if "\\u" in text and not _is_text(fields):
+            return self._drop("encoding", line)
         if status == "recovering":
             event = Event("recovering", fields.get("recover_for_s"))
-        frame = Frame(event, line, fields.get("invocation") or "")
-        self._remember(frame)
-        return frame
+        return Frame(
+            event, line, fields.get("invocation") or "", fields.get("progress_age_s") or 0.0
+        )
 
     def _drop(self, kind: str, line: bytes) -> Frame | None:
         self.drops[kind] = self.drops.get(kind, 0) + 1
         self.dropped = (kind, line[:_MAX_SHOWN])
         return None
+
+
+def _judge(name: str, value: object) -> str:
+    """Why a list, an object or a value of a wrong type is refused; empty if it is not."""
+    if name in _TYPES and (name != "metrics" or type(value) is not dict):
+        return "field"
+    return "json" if is_deep(value, MAX_DEPTH - 1) else ""
 
 
 def _is_text(fields: dict[str, Any]) -> bool:
@@ -266,7 +223,7 @@ def _write(fields: Mapping[str, object]) -> bytes:
 
 
 def _is_sendable(name: str, value: object) -> bool:
-    if type(value) not in _TYPES.get(name, {type(value)}):
+    if type(value) not in _TYPES.get(name, _SCALARS) and _judge(name, value):
         return False
     try:
         json.dumps(value, allow_nan=False)

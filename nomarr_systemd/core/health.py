@@ -7,7 +7,9 @@ database. ``TABLE`` is the machine; each function above it is one cell (docs/con
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Final, NamedTuple
+from typing import Final
+
+from nomarr_systemd.core.named_tuple import NamedTuple
 
 
 class HealthRules(NamedTuple):

@@ -7,15 +7,17 @@ A worker has one identity in three spellings: ``worker:tag:0`` (frames, store, c
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
 
 from nomarr_systemd.core.errors import BadName
+from nomarr_systemd.core.named_tuple import NamedTuple
 from nomarr_systemd.core.text import quote
 
 MAX_INDEX = 4095  # one stored file descriptor per worker: FileDescriptorStoreMax=4096
 UNIT_PREFIX = "nomarr-worker@"
-WANTED_PREFIX = "nomarr-wanted@"
 UNIT_SUFFIX = ".service"
+TARGET = "nomarr-workers.target"  # of all workers
+WANTED_PREFIX = "nomarr-wanted@"
+WANTED_SUFFIX = ".socket"
 
 _POOL = re.compile(r"[a-z][a-z0-9_]{0,30}")
 _INDEX = re.compile(r"0|[1-9][0-9]{0,3}")
@@ -43,7 +45,7 @@ class Component(NamedTuple):
     @property
     def wanted_unit(self) -> str:
         """The unit that is active from a start of the worker until a person stops the worker."""
-        return f"{WANTED_PREFIX}{self.pool}-{self.number}{UNIT_SUFFIX}"
+        return f"{WANTED_PREFIX}{self.pool}-{self.number}{WANTED_SUFFIX}"
 
     def __str__(self) -> str:
         return self.component_id

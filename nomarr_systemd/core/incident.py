@@ -6,9 +6,11 @@ A database that is away kills every worker alike; no worker is to blame (docs/po
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from nomarr_systemd.core.death import Death
+from nomarr_systemd.core.ids import MAX_INDEX
+from nomarr_systemd.core.named_tuple import NamedTuple
 from nomarr_systemd.core.time import Moment, age_ms
 
 SPAN_MS: Final = 10_000
@@ -28,6 +30,14 @@ class Incident(NamedTuple):
     refunds: tuple[tuple[str, str], ...]  # component and invocation: restarts to refund
     closed: str = ""  # why it was closed; empty: it is open
     closed_wall_ms: int | None = None
+    tried: tuple[str, ...] = ()  # the canaries before this one, oldest first
+    deaths: int | None = None  # of its members while it was open; None: not counted yet
+
+    @property
+    def key(self) -> str:
+        """What tells it from all other incidents of a host. A clock may be set back, also to the
+        same moment at each boot."""
+        return f"{self.pool}:{self.opened.wall_ms}:{self.opened.boottime_ms}"
 
     @property
     def text(self) -> str:
@@ -40,13 +50,44 @@ class Incident(NamedTuple):
         """Return a dict for JSON, in which tuples become lists."""
         return self._asdict()
 
+    def to_past_doc(self) -> dict[str, Any]:
+        """Return a short dict for what is kept: there is nothing to refund any more, and the
+        numbers of a thousand members are a few characters."""
+        doc = self.to_doc() | {"members": pack(self.members)}
+        del doc["refunds"]
+        return doc
+
     @classmethod
     def from_doc(cls, doc: Mapping[str, Any]) -> Incident:
         known = {name: doc[name] for name in cls._fields if name in doc}
         known["opened"] = Moment(*known["opened"])
         known["members"] = tuple(known["members"])
+        known["tried"] = tuple(known.get("tried", ()))
         known["refunds"] = tuple((one, other) for one, other in known["refunds"])
         return cls(**known)
+
+
+def pack(members: Iterable[str]) -> str:
+    """Return the numbers of workers of one pool as text: ``0-3,7``."""
+    spans: list[list[int]] = []
+    for number in sorted({int(name.rpartition(":")[2]) for name in members}):
+        if spans and spans[-1][1] == number - 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return ",".join(f"{first}-{last}" if last > first else f"{first}" for first, last in spans)
+
+
+def unpack(pool: str, numbers: str) -> tuple[str, ...]:
+    """Return the workers of a pool that ``pack`` has written; ValueError if it has not."""
+    found: list[str] = []
+    for span in filter(None, numbers.split(",")):
+        first, _, last = span.partition("-")
+        members = range(int(first), int(last or first) + 1)
+        if len(found) + len(members) > MAX_INDEX + 1:
+            raise ValueError("more workers than a pool can have")
+        found += (f"worker:{pool}:{number}" for number in members)
+    return tuple(found)
 
 
 def find_outage(deaths: Iterable[Death], workers: int, now: Moment) -> list[Death]:

@@ -12,7 +12,8 @@ from nomarr_systemd.core import account as book_keeping
 from nomarr_systemd.core import intents as do
 from nomarr_systemd.core.death import Death
 from nomarr_systemd.core.draft import Draft
-from nomarr_systemd.core.incident import INCIDENT, LEAST, Incident, open_incident
+from nomarr_systemd.core.incident import INCIDENT, LEAST, SPAN_MS, Incident, open_incident
+from nomarr_systemd.core.ledger_record import Record
 from nomarr_systemd.core.time import age_ms
 from nomarr_systemd.core.world import Worker
 
@@ -77,8 +78,23 @@ def _is_out(draft: Draft, canary: Worker) -> bool:
 def _close(draft: Draft, incident: Incident, why: str) -> None:
     """Close it. Its members start at once, also those whose backoff began before it."""
     draft.incidents[incident.pool] = incident._replace(closed=why)
-    draft.do(do.Close(incident.pool, why))
+    draft.do(do.Close(incident.pool, why, _count_deaths(draft, incident)))
     draft.early |= {incident.canary, *(name for name, _ in incident.refunds)}
+
+
+def _count_deaths(draft: Draft, incident: Incident) -> int:
+    """Count the deaths of its members since those that opened it; each has died once at least."""
+    since_ms = age_ms(incident.opened, draft.now) + SPAN_MS
+    total = 0
+    for name in incident.members:
+        rows = draft.accounts[name].rows if name in draft.accounts else ()
+        deaths = 0
+        for record in map(Record.read, reversed(rows)):
+            if age_ms(record.moment, draft.now) >= since_ms:
+                break
+            deaths += bool(record.kind) and record.action in ("restart", "fail", "hold")
+        total += max(1, deaths)
+    return total
 
 
 def find_outage(draft: Draft, pool: str, deaths: Iterable[tuple[Worker, Death]]) -> None:
@@ -148,7 +164,8 @@ def _is_electable(draft: Draft, worker: Worker) -> bool:
 
 
 def _elect(draft: Draft, incident: Incident, worker: Worker) -> Incident:
-    incident = incident._replace(canary=worker.component.component_id)
+    tried = (*incident.tried, incident.canary)
+    incident = incident._replace(canary=worker.component.component_id, tried=tried)
     draft.incidents[incident.pool] = incident
     draft.do(do.Elect(incident.pool, incident.canary))
     draft.release(worker)

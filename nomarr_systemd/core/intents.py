@@ -4,12 +4,13 @@ carries out. Each may be carried out twice.
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final
 
 from nomarr_systemd.core.death import Death
 from nomarr_systemd.core.ids import Component
 from nomarr_systemd.core.incident import Incident
 from nomarr_systemd.core.ledger_record import Record
+from nomarr_systemd.core.named_tuple import NamedTuple
 from nomarr_systemd.core.policy import Rules
 from nomarr_systemd.core.time import Moment
 from nomarr_systemd.core.world import Spooled
@@ -39,6 +40,7 @@ class Elect(NamedTuple):
 class Close(NamedTuple):
     pool: str
     why: str
+    deaths: int  # of its members, as far as the ledger has them
 
 
 class Hold(NamedTuple):

@@ -7,10 +7,11 @@ says by which rules the jobs of its workers are settled if the host is lost.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, Literal, NamedTuple, get_args
+from typing import Any, Final, Literal, get_args
 
 from nomarr_systemd.core.job import CrashPolicy
 from nomarr_systemd.core.json import JsonError, get_int, get_str
+from nomarr_systemd.core.named_tuple import NamedTuple
 
 State = Literal["held", "lost"]
 RENEWALS: Final = 4  # in the time of a lease

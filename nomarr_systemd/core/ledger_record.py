@@ -6,9 +6,10 @@ New fields go last: what a newer version has added is left out when read and kep
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, NamedTuple, cast
+from typing import Final, cast
 
 from nomarr_systemd.core.death import Death, Reason, name_signal, reason_for
+from nomarr_systemd.core.named_tuple import NamedTuple
 from nomarr_systemd.core.policy import Action, Decision, Evidence
 from nomarr_systemd.core.time import Moment
 
@@ -57,6 +58,11 @@ class Record(NamedTuple):
 
     def write(self) -> str:
         return "|".join(["" if value is None else str(value) for value in self])
+
+    @property
+    def is_scheduled(self) -> bool:
+        """True if it is a restart that waits for the end of its backoff."""
+        return (self.action, self.effect) == ("restart", "scheduled")
 
     @property
     def reason(self) -> Reason:

@@ -27,7 +27,7 @@ from nomarr_systemd.core.job import (
 )
 from nomarr_systemd.core.ledger_record import Record
 from nomarr_systemd.core.start_table import Owed, due_in_ms, judge, retry_in_ms, turn_in_ms
-from nomarr_systemd.core.time import Moment, age_ms
+from nomarr_systemd.core.time import Moment
 from nomarr_systemd.core.world import RUNNING, Outcome, Worker, World
 
 
@@ -108,7 +108,7 @@ def _fail_pool(draft: Draft, worker: Worker, outcome: Outcome) -> None:
     down = []
     for other in draft.pool(pool):
         account = draft.accounts[other.component.component_id]
-        is_reset = _was_reset_since(account, death.moment, draft.now)
+        is_reset = account.was_reset_since(death.moment, draft.now)
         if account.failed_at_wall_ms is None and not is_reset:
             down.append(other.component)
     died = f"{outcome.component_id} died ({recall(death.kind, death.code).line})"
@@ -134,14 +134,6 @@ def _count_crashes(account: Account) -> int:
         elif record.action == "refund" and find_failed(record.text):
             count += 1
     return count
-
-
-def _was_reset_since(account: Account, then: Moment, now: Moment) -> bool:
-    """True if a person reset the worker after that moment."""
-    since_ms = age_ms(then, now)
-    return any(
-        each.action == "reset" and age_ms(each.moment, now) < since_ms for each in account.records
-    )
 
 
 # Deaths
@@ -314,12 +306,20 @@ def _give_turns_back(draft: Draft) -> None:
 
 
 def _is_starting(draft: Draft, name: str) -> bool:
+    """True until a start has led to a run, or to none: one that is held, or waits for what it
+    needs, is not starting."""
     worker = draft.workers.get(name)
     if worker is None:
         return False
     unit = worker.unit
-    owed = draft.accounts[name].unfinished()
-    was_started = unit.state == "failed" and any(each.effect == "started" for each in owed)
+    was_started = (
+        unit.state == "failed"
+        and not draft.holds[name]
+        and any(
+            each.effect == "started" and each.kind != DEPENDENCY.kind
+            for each in draft.accounts[name].unfinished()
+        )
+    )
     return unit.has_job or unit.state == "activating" or was_started
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from math import inf
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal
 from zlib import crc32
 
 from nomarr_systemd.core.death import EX_TEMPFAIL, Death
+from nomarr_systemd.core.named_tuple import NamedTuple
 from nomarr_systemd.core.text import describe_ms
 from nomarr_systemd.core.time import Moment, age_ms
 

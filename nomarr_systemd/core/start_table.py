@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal
 
 from nomarr_systemd.core.death import DEPENDENCY, EX_TEMPFAIL
 from nomarr_systemd.core.ledger_record import Record
+from nomarr_systemd.core.named_tuple import NamedTuple
 from nomarr_systemd.core.policy import Rules
 from nomarr_systemd.core.time import Moment, age_ms
 from nomarr_systemd.core.world import RUNNING, Unit

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from nomarr_systemd.core.named_tuple import NamedTuple
 
 
 class Moment(NamedTuple):

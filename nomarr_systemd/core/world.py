@@ -5,12 +5,13 @@ them; nothing here decides.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal
 
 from nomarr_systemd.core.account import Account
 from nomarr_systemd.core.death import Death
 from nomarr_systemd.core.ids import Component
 from nomarr_systemd.core.incident import Incident
+from nomarr_systemd.core.named_tuple import NamedTuple
 from nomarr_systemd.core.policy import Decision, Rules
 from nomarr_systemd.core.time import Moment
 

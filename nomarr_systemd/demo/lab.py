@@ -31,11 +31,13 @@ for cgroup in $CGROUPS; do echo $$ > "$cgroup/cgroup.procs" || exit 100; done
 unset CGROUPS
 """
 # /run has only the directory by which programs detect systemd. Units that the machine would start
-# for a user are hidden, and so is its journal. Sandboxes find systemd's inaccessible files under
+# for a user are hidden, and so are its journal and the generators that it runs for a user, which
+# take longer than the rest of a daemon-reload. Sandboxes find systemd's inaccessible files under
 # /run. The journal is kept in memory and has no messages of the kernel.
 _MOUNT: Final = """
 mount -t tmpfs tmpfs /run && mkdir -p /run/systemd/system /run/systemd/journald.conf.d || exit 101
-for directory in /etc/systemd/user /usr/lib/systemd/user/*.wants /var/log/journal; do
+for directory in /etc/systemd/user /usr/lib/systemd/user/*.wants /var/log/journal \
+    /usr/lib/systemd/user-generators /usr/lib/systemd/user-environment-generators; do
     [ ! -d "$directory" ] || mount -t tmpfs tmpfs "$directory" || exit 101
 done
 ln -s "$XDG_RUNTIME_DIR/systemd/inaccessible" /run/systemd/inaccessible
@@ -229,50 +231,52 @@ class Lab:
                 os.chown(path, self.uid, self.uid)
 
     def _start(self) -> None:
+        script = _JOIN + _MOUNT + _NAME + _BECOME
+        unshare = ("unshare", *self._namespaces, "--", "sh", "-c", script, "sh")
+        program = f"{SYSTEMD}/systemd-journald"
+        self._journald = self._start_program("journald", *unshare, program, LAB_NAME=self.name)
+        self._start_manager()
+
+    def _start_manager(self) -> None:
+        if self._journald is None:
+            raise LabError("the lab was not started")
+        enter = ("nsenter", f"--target={self._journald.pid}", *self._namespaces, "--")
+        self._manager = self._start_program(
+            *("manager", *enter, "sh", "-c", _JOIN + _BECOME, "sh", *self._as_user()),
+            *(f"{SYSTEMD}/systemd", "--user", "--unit=basic.target", "--log-target=journal"),
+        )
+
+    def _start_program(
+        self, part: str, *command: str, **environment: str
+    ) -> subprocess.Popen[bytes]:
+        """Start a program in its part of the cgroup, and wait until it is ready."""
         address = f"{self.directory}/ready"
+        cgroups = " ".join(f"{place}/{part}" for place in self.cgroups)
         with (
             socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ready,
-            open(self.log_file, "wb") as log,
+            open(self.log_file, "ab") as log,
         ):
             ready.bind(address)
             os.chmod(address, 0o666)  # noqa: S103 (the directory is closed to others)
-            environment = self.environment | {"NOTIFY_SOCKET": address}
-
-            def start(part: str, *command: str) -> subprocess.Popen[bytes]:
-                cgroups = " ".join(f"{place}/{part}" for place in self.cgroups)
-                more = {"LAB_NAME": self.name} if part == "journald" else {}
-                return subprocess.Popen(
-                    command,
-                    env=environment | {"CGROUPS": cgroups} | more,
-                    cwd=self.directory,
-                    umask=_UMASK,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,  # Ctrl-C is to reach only us
-                )
-
-            script = _JOIN + _MOUNT + _NAME + _BECOME
-            self._journald = start(
-                *("journald", "unshare", *self._namespaces, "--", "sh", "-c", script, "sh"),
-                f"{SYSTEMD}/systemd-journald",
+            more = {"NOTIFY_SOCKET": address, "CGROUPS": cgroups, **environment}
+            process = subprocess.Popen(
+                command,
+                env=self.environment | more,
+                cwd=self.directory,
+                umask=_UMASK,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C is to reach only us
             )
-            _wait_until_ready("journald", ready, self._journald, self.log_file)
-            enter = ("nsenter", f"--target={self._journald.pid}", *self._namespaces, "--")
-            self._manager = start(
-                *(
-                    "manager",
-                    *enter,
-                    "sh",
-                    "-c",
-                    _JOIN + _BECOME,
-                    "sh",
-                    *self._as_user(),
-                ),
-                *(f"{SYSTEMD}/systemd", "--user", "--unit=basic.target", "--log-target=journal"),
-            )
-            _wait_until_ready("systemd", ready, self._manager, self.log_file)
+            try:
+                _wait_until_ready(part, ready, process, self.log_file)
+            except BaseException:
+                process.kill()
+                process.wait()
+                raise
         os.unlink(address)
+        return process
 
     def _as_user(self) -> list[str]:
         if not self.uid:

@@ -7,11 +7,12 @@ When a lease has lapsed is decided in ``core.lease``; what becomes of a lost hos
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from nomarr_systemd.core.errors import KeyExists, StaleRevision, StoreUnavailable
 from nomarr_systemd.core.json import JsonError
 from nomarr_systemd.core.lease import RENEWALS, Lease, read_lease
+from nomarr_systemd.core.named_tuple import NamedTuple
 from nomarr_systemd.store.protocol import HOSTS, Doc, Store
 
 FORGET_MS: Final = 30 * 86_400_000  # after this a lost host's document is deleted

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from itertools import islice
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 from nomarr_systemd.core.json import get_objects
+from nomarr_systemd.core.named_tuple import NamedTuple
 from nomarr_systemd.core.text import one_line
 from nomarr_systemd.store.protocol import Doc
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable
-from typing import Final, NamedTuple
+from typing import Final
 
 from nomarr_systemd.core.ids import Component
+from nomarr_systemd.core.named_tuple import NamedTuple
 from nomarr_systemd.core.text import clean, one_line
 from nomarr_systemd.host.files import remove, sync_directory, write_durably
 

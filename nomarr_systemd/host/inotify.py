@@ -1,4 +1,4 @@
-"""The part of the kernel's inotify that watches the names in one directory.
+"""The part of the kernel's inotify that watches the names in directories.
 
 Python has no binding of its own; two functions of the C library are enough.
 """
@@ -19,24 +19,27 @@ _BUFFER: Final = 65536
 
 
 class DirectoryWatch:
-    """Reports which names in a directory were added, removed or replaced. ``fd`` is for poll()."""
+    """Reports which names in directories were added, removed or replaced. ``fd`` is for poll()."""
 
-    def __init__(self, directory: str) -> None:
-        """OSError if the directory cannot be watched."""
+    def __init__(self, *directories: str) -> None:
+        """OSError if one of the directories cannot be watched."""
         libc = ctypes.CDLL(None, use_errno=True)
-        self.directory = directory
         self.fd: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         if self.fd < 0:
-            raise _failure(directory)
-        if libc.inotify_add_watch(self.fd, os.fsencode(directory), _NAMES | _ONLYDIR) < 0:
-            error = _failure(directory)
-            self.close()
-            raise error
+            raise _failure(directories[0])
+        self._directories = {}
+        for directory in directories:
+            mark = libc.inotify_add_watch(self.fd, os.fsencode(directory), _NAMES | _ONLYDIR)
+            if mark < 0:
+                error = _failure(directory)
+                self.close()
+                raise error
+            self._directories[mark] = directory
 
     def read(self) -> set[str] | None:
         """The names that changed since the last call, or None if some were lost: then check all.
 
-        FileNotFoundError when the directory itself is gone.
+        FileNotFoundError when a directory itself is gone.
         """
         names: set[str] = set()
         whole = True
@@ -47,10 +50,10 @@ class DirectoryWatch:
                 return names if whole else None
             place = 0
             while place < len(data):
-                _, mask, _, length = _HEADER.unpack_from(data, place)
+                mark, mask, _, length = _HEADER.unpack_from(data, place)
                 place += _HEADER.size
                 if mask & (_IGNORED | _UNMOUNT):
-                    raise FileNotFoundError(f"{self.directory} is gone")
+                    raise FileNotFoundError(f"{self._directories[mark]} was removed")
                 if mask & _OVERFLOW:
                     whole = False
                 else:

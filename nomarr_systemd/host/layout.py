@@ -7,7 +7,9 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final
+
+from nomarr_systemd.core.named_tuple import NamedTuple
 
 SYSTEM_STATE: Final = "/var/lib/nomarr"
 WORKER_USER: Final = "nomarr"  # of workers whose pool names no other

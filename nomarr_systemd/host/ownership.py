@@ -9,7 +9,9 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from typing import Final
+
+from nomarr_systemd.core.named_tuple import NamedTuple
 
 _OTHERS: Final = stat.S_IWGRP | stat.S_IWOTH
 _MAX_LINKS: Final = 40  # as the kernel's own limit

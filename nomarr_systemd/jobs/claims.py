@@ -8,12 +8,13 @@ A kill in between leaves the claim, and the claim names the run.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from nomarr_systemd.core import job
 from nomarr_systemd.core.errors import BadDocument, BadName, KeyExists, StaleRevision
 from nomarr_systemd.core.ids import is_run, parse_component
 from nomarr_systemd.core.job import Doc, Owner
+from nomarr_systemd.core.named_tuple import NamedTuple
 from nomarr_systemd.jobs.queue import JOBS, now_ms, write_again
 from nomarr_systemd.store.protocol import Store, encode
 

@@ -7,17 +7,15 @@ jobs, the first of all hosts finds the claims within minutes.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
-from typing import Final, NamedTuple
+from typing import Final
 
 from nomarr_systemd.core.job import HOST_LOST, Outcome, RunEnd
 from nomarr_systemd.core.lease import Lease, LeaseWatch
+from nomarr_systemd.core.named_tuple import NamedTuple
 from nomarr_systemd.fleet import leases
 from nomarr_systemd.jobs.settlement import ClaimedRun, find_claimed_runs, settle
 from nomarr_systemd.store.protocol import Store
-
-log = logging.getLogger(__name__)
 
 REST_S: Final = 60.0  # between two looks at all claims
 
@@ -79,6 +77,9 @@ def _settle(store: Store, lease: Lease, run: ClaimedRun, wall_ms: int) -> Iterat
         outcome, _is_new = settle(store, pool, end, lease.host)
     except (KeyError, TypeError, ValueError) as error:
         # A damaged document must not keep other runs from being settled.
+        import logging  # a rare path; it would cost every supervisor 1 MB
+
+        log = logging.getLogger(__name__)
         log.warning("a damaged job of lost run %r cannot be settled: %r", run.invocation, error)
         return
     yield Found(lease, outcome)

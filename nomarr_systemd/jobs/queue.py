@@ -14,10 +14,10 @@ from nomarr_systemd.core import job
 from nomarr_systemd.core.errors import KeyExists, NomarrError, StaleRevision, StoreUnavailable
 from nomarr_systemd.core.job import STATUSES, Doc, Status, key_of
 from nomarr_systemd.core.text import one_line
-from nomarr_systemd.store.protocol import Store
+from nomarr_systemd.store import protocol
+from nomarr_systemd.store.protocol import PAGE, Store
 
 JOBS: Final = "jobs"
-PAGE: Final = 500  # documents per commit: other writers get a turn in between
 MAX_TRIES: Final = 1000  # in each try one of the writers succeeds
 _Written = TypeVar("_Written")
 
@@ -103,12 +103,9 @@ def no_such_job(pool: str, job: str) -> NoSuchJob:
 
 
 def walk(store: Store, pool: str, status: Status | None = None) -> Iterator[Doc]:
-    """The jobs of a pool by key, read in pages; changes meanwhile may be seen or not."""
+    """The jobs of a pool, in each status by key."""
     for each in (status,) if status else STATUSES:
-        after = ""
-        while page := store.find(JOBS, {"pool": pool, "status": each}, after=after, limit=PAGE):
-            yield from page
-            after = page[-1]["_key"]
+        yield from protocol.walk(store, JOBS, {"pool": pool, "status": each})
 
 
 def count(store: Store, pool: str) -> dict[Status, int]:

@@ -1,7 +1,7 @@
 """Settlement of the jobs of a run that has ended: read the documents, decide, write them back.
 
-The decision is ``core.job.settle``. ``settle`` may be called for the same run any number of times,
-by any process, whatever was killed during an earlier call: it returns the same Outcome. All
+The decision is ``core.settlement.settle``. ``settle`` may be called for the same run any number of
+times, by any process, whatever was killed during an earlier call: it returns the same Outcome. All
 documents are in the work domain, which the supervisor writes. What root does about an Outcome
 (refund restarts, mask workers) is in the controller.
 """
@@ -10,20 +10,23 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final
 
 from nomarr_systemd.config.values import Pool
-from nomarr_systemd.core import job
+from nomarr_systemd.core import job, settlement
 from nomarr_systemd.core.errors import BadDocument, BadName, KeyExists, StaleRevision
 from nomarr_systemd.core.ids import parse_component
 from nomarr_systemd.core.job import Doc, Outcome, RunEnd
 from nomarr_systemd.core.json import JsonError, get_str
 from nomarr_systemd.core.lease import PoolRules
+from nomarr_systemd.core.named_tuple import NamedTuple
 from nomarr_systemd.jobs.claims import CLAIMS, find_owner, make_claim
 from nomarr_systemd.jobs.queue import JOBS, write_again
-from nomarr_systemd.store.protocol import Store, hosted
+from nomarr_systemd.store.protocol import Store, hosted, walk
 
 STATS: Final = "stats"
+MAX_RUNS: Final = 100_000  # with claims: more than can ever run
+_MAX_IDS: Final = 128  # characters of an invocation and a boot's id
 Rules = Pool | PoolRules
 
 
@@ -53,14 +56,15 @@ def settle(store: Store, pool: Rules, end: RunEnd, host: str = "") -> tuple[Outc
 
 
 def find_claimed_runs(store: Store, host: str) -> list[ClaimedRun]:
-    """The runs of this host that have claims. Workers may write anything into this store: a claim
-    that names no run must not hide the others."""
-    found = set()
-    for claim in store.find(CLAIMS, {"host": host}):
+    """The runs of this host that have claims, MAX_RUNS at most. Workers may write anything into
+    this store: a claim that names no run must not hide the others."""
+    found: set[ClaimedRun] = set()
+    for claim in walk(store, CLAIMS, {"host": host}):
         with contextlib.suppress(JsonError, BadName):
             name = parse_component(get_str(claim, "component_id")).component_id
-            run = get_str(claim, "invocation")
-            found.add(ClaimedRun(name, run, str(claim.get("boot", ""))))
+            run, boot = get_str(claim, "invocation"), get_str(claim, "boot", "")
+            if len(found) < MAX_RUNS and len(run) + len(boot) <= _MAX_IDS:
+                found.add(ClaimedRun(name, run, boot))
     return sorted(found)
 
 
@@ -70,18 +74,19 @@ def restore_claims(store: Store, pool: str, wall_ms: int) -> int:
     Nothing here deletes a claim before its job has an end, but a person may, and a failover that
     loses a write. With its claim, a job is settled when its run ends, or has ended, as any other.
     """
-    running = store.find(JOBS, {"pool": pool, "status": "running"})
-    # Read after the jobs: one that is not changed since, and has no claim here, has lost it.
-    claimed = {str(claim.get("job")) for claim in store.find(CLAIMS, {"pool": pool})}
-    return sum(_restore(store, doc, wall_ms) for doc in running if doc["_key"] not in claimed)
+    lost = {str(doc["_key"]) for doc in walk(store, JOBS, {"pool": pool, "status": "running"})}
+    for claim in walk(store, CLAIMS, {"pool": pool}):
+        lost.discard(str(claim.get("job")))
+    return sum(_restore(store, key, wall_ms) for key in sorted(lost))
 
 
-def _restore(store: Store, doc: Doc, wall_ms: int) -> bool:
-    owner = find_owner(doc)
-    if owner is None:
-        return False
-    claim = make_claim(doc["_key"], str(doc["pool"]), owner, wall_ms)
+def _restore(store: Store, key: str, wall_ms: int) -> bool:
     try:
+        doc = store.get(JOBS, key) or {}
+        owner = find_owner(doc)
+        if owner is None or doc.get("status") != "running":
+            return False
+        claim = make_claim(key, str(doc["pool"]), owner, wall_ms)
         with store.batch():
             rev = store.insert(CLAIMS, claim)
             try:
@@ -137,7 +142,7 @@ def _settle(store: Store, pool: Rules, end: RunEnd, host: str) -> tuple[Outcome,
     books = _read_books(store, pool.name, host)
     claims = store.find(CLAIMS, {"invocation": end.invocation})
     jobs = [doc for claim in claims if (doc := _find_job(store, claim)) is not None]
-    changed, new_books, outcome = job.settle(books, jobs, end, pool)
+    changed, new_books, outcome = settlement.settle(books, jobs, end, pool)
     for doc in changed:
         store.replace(JOBS, doc)
     if new_books != books:
@@ -155,7 +160,7 @@ def _find_job(store: Store, claim: Doc) -> Doc | None:
 
 
 def _fail_claimed(store: Store, pool: str, error: Doc, wall_ms: int, host: str) -> None:
-    claims = [claim for claim in store.find(CLAIMS, {"host": host}) if claim.get("pool") == pool]
+    claims = [claim for claim in walk(store, CLAIMS, {"host": host}) if claim.get("pool") == pool]
     jobs = [_find_job(store, claim) for claim in claims]
     runs = [str(claim.get("invocation")) for claim in claims]
     first: dict[str, str] = {}  # the job in hand of each run, and not the rest of its batch

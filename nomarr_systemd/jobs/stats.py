@@ -5,9 +5,10 @@ the health of the GPU with the time of the check.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from nomarr_systemd.core.errors import KeyExists, StaleRevision
+from nomarr_systemd.core.named_tuple import NamedTuple
 from nomarr_systemd.jobs.queue import now_ms
 from nomarr_systemd.jobs.settlement import STATS
 from nomarr_systemd.store.protocol import Store, hosted

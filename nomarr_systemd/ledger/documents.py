@@ -13,7 +13,7 @@ from nomarr_systemd.core import account as book_keeping
 from nomarr_systemd.core.account import MAX_TEXT, RING, Account
 from nomarr_systemd.core.errors import BadName, StoreUnavailable
 from nomarr_systemd.core.ids import parse_component
-from nomarr_systemd.core.incident import Incident
+from nomarr_systemd.core.incident import Incident, unpack
 from nomarr_systemd.core.json import JsonError, get_dict, get_int, get_list, get_str
 from nomarr_systemd.core.ledger_record import EFFECTS
 
@@ -56,7 +56,9 @@ def read_incident(doc: Mapping[str, Any]) -> Incident:
     _check_moment(get_list(doc, "opened"))
     if doc.get("closed_wall_ms") is not None:
         _check_number(get_int(doc, "closed_wall_ms"))
-    for name in (get_str(doc, "canary"), *get_list(doc, "members")):
+    if doc.get("deaths") is not None:
+        _check_number(get_int(doc, "deaths"))
+    for name in (get_str(doc, "canary"), *get_list(doc, "members"), *get_list(doc, "tried", [])):
         _check_component(name)
     for pair in get_list(doc, "refunds"):
         if not isinstance(pair, list) or len(pair) != 2:
@@ -64,6 +66,16 @@ def read_incident(doc: Mapping[str, Any]) -> Incident:
         _check_component(pair[0])
         _check_word(pair[1])
     return Incident.from_doc(doc)
+
+
+def read_past_incident(doc: Mapping[str, Any]) -> Incident:
+    """The incident as it is kept after its end, or JsonError."""
+    pool, numbers = get_str(doc, "pool"), get_str(doc, "members")
+    try:
+        members = unpack(pool, numbers)
+    except ValueError as error:
+        raise JsonError("attribute 'members' is not the numbers of workers") from error
+    return read_incident({**doc, "members": list(members), "refunds": []})
 
 
 def refuse(collection: str, key: str, error: JsonError) -> StoreUnavailable:

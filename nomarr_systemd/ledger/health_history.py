@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from nomarr_systemd.core.frames import PREFIX
+from nomarr_systemd.core.named_tuple import NamedTuple
 from nomarr_systemd.store.protocol import Doc, Store, hosted
 
 COLLECTION: Final = "health_history"

@@ -7,7 +7,7 @@ is there whole or not at all. What a change means is in ``core.account``.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from nomarr_systemd.core import account as book_keeping
 from nomarr_systemd.core.account import Account, Statistics
@@ -16,6 +16,7 @@ from nomarr_systemd.core.errors import KeyExists, StaleRevision, StoreUnavailabl
 from nomarr_systemd.core.ids import parse_component, split_invocation
 from nomarr_systemd.core.json import JsonError
 from nomarr_systemd.core.ledger_record import Record
+from nomarr_systemd.core.named_tuple import NamedTuple
 from nomarr_systemd.core.policy import Decision, Rules
 from nomarr_systemd.core.time import Moment
 from nomarr_systemd.host import clock as host_clock

@@ -1,5 +1,6 @@
 """``public/<instance>.json``: the accounts of the ledger for users who may only read. The writer,
-which the store calls after each commit, and the one reader.
+which the store calls after each commit, and the one reader. ``public/incidents.json``: the newest
+incidents, which the controller has written after a change of one.
 
 A reader without write permission can use no journal mode of SQLite, so each committed document
 is renamed into place here. These files are copies: losing one loses nothing.
@@ -9,27 +10,37 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from string import ascii_letters, digits
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from time import gmtime, strftime
-from typing import Final, NamedTuple
+from typing import Final
 
 from nomarr_systemd.config.values import StoreSettings
 from nomarr_systemd.core.account import Account
 from nomarr_systemd.core.errors import BadName, StoreError, StoreUnavailable
 from nomarr_systemd.core.ids import Component, parse_component
-from nomarr_systemd.core.json import as_object, decode, get_int, get_list
+from nomarr_systemd.core.incident import Incident
+from nomarr_systemd.core.json import (
+    JsonError,
+    as_object,
+    decode,
+    get_int,
+    get_list,
+    get_objects,
+)
 from nomarr_systemd.core.ledger_record import DECISIONS, Record, crash_word
+from nomarr_systemd.core.named_tuple import NamedTuple
 from nomarr_systemd.core.text import clean_all, count, one_line
 from nomarr_systemd.host.files import locked, remove
 from nomarr_systemd.host.layout import JOIN
-from nomarr_systemd.ledger.documents import read_account
+from nomarr_systemd.ledger.documents import read_account, read_past_incident
 from nomarr_systemd.store.open import open_store
 from nomarr_systemd.store.protocol import POLICY_LEDGER, Doc, Store, encode
 
 SUFFIX: Final = ".json"
+INCIDENTS: Final = "incidents.json"
 PATIENCE_S: Final = 2.0
-_PLAIN: Final = frozenset(f"{ascii_letters}{digits} -")  # what needs no quoting in a unit's file
+# What needs no quoting in a unit's file.
+_PLAIN: Final = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789 -")
 _PAGE: Final = 50  # accounts that are read at once
 Read = Callable[[list[str]], Mapping[str, str]]
 MAX_BYTES: Final = 512 << 10  # a full ring has 30 kB, and 460 kB with the longest texts
@@ -51,9 +62,9 @@ class Publisher:
 
     @contextlib.contextmanager
     def late(self) -> Iterator[None]:
-        """Publish once, at the end, what is written meanwhile: workers wait for their start, and
-        nobody for this. What their units read at a start is written at once. After a kill the
-        reconciler publishes all."""
+        """Publish once, at the end, what is written meanwhile: workers wait for their start, and no
+        process waits for this. What their units read at a start is written at once. After a kill
+        the reconciler publishes all."""
         late: dict[str, Read] = {}
         self._late = late
         try:
@@ -110,6 +121,26 @@ class Publisher:
         except OSError as error:
             self._complain("the accounts", error)
 
+    def publish_incidents(self, incidents: Sequence[Incident]) -> None:
+        """Write incidents, oldest first; the oldest are left out if there would be too much. There
+        is no file until there was an incident."""
+        if not incidents and not os.path.lexists(os.path.join(self.directory, INCIDENTS)):
+            return
+        rows: list[str] = []
+        left = MAX_BYTES - 100
+        for incident in reversed(incidents):
+            rows.insert(0, encode(incident.to_past_doc()))
+            left -= len(rows[0].encode()) + 1
+            if left < 0:
+                del rows[0]
+                break
+        try:
+            self._make_directory()
+            with locked(f"{self.directory}.lock", PATIENCE_S):
+                self._write(INCIDENTS, f'{{"incidents":[{",".join(rows)}]}}')
+        except (OSError, StoreError) as error:
+            self._complain(INCIDENTS, error)
+
     def _show(self, name: str, text: str | None) -> None:
         try:
             if self._late is None:
@@ -128,7 +159,8 @@ class Publisher:
     def _remove_others(self, kept: set[str]) -> None:
         with contextlib.suppress(FileNotFoundError):
             for name in os.listdir(self.directory):
-                if name not in kept and name.endswith((SUFFIX, f"{SUFFIX}.new")):
+                is_other = name not in kept and name != INCIDENTS
+                if is_other and name.endswith((SUFFIX, f"{SUFFIX}.new")):
                     remove(os.path.join(self.directory, name))
                     remove(os.path.join(self._past, name.partition(".")[0]))
 
@@ -246,6 +278,46 @@ def read_published(directory: str, component: Component) -> Published:
         return Published(
             empty, one_line(f"The ledger's records in {path} are damaged: {error}", 400)
         )
+
+
+class KnownAccounts:
+    """Published accounts for a program that reads them again and again: a file that is the same is
+    read once."""
+
+    def __init__(self) -> None:
+        self._known: dict[Component, tuple[tuple[int, int], Published]] = {}
+
+    def read(self, directory: str, component: Component) -> Published:
+        try:
+            found = os.stat(os.path.join(directory, component.instance + SUFFIX))
+            stamp = (found.st_ino, found.st_mtime_ns)
+        except OSError:
+            return read_published(directory, component)
+        known = self._known.get(component)
+        if known is None or known[0] != stamp or known[1].problem:
+            known = self._known[component] = (stamp, read_published(directory, component))
+        return known[1]
+
+
+def read_incidents(directory: str) -> tuple[list[Incident], str]:
+    """The published incidents, oldest first, and what could not be read. Never raises."""
+    path = os.path.join(directory, INCIDENTS)
+    found, damaged = [], 0
+    try:
+        with open(path, "rb") as file:
+            document = as_object(clean_all(decode(file.read(MAX_BYTES))))
+    except FileNotFoundError:
+        return [], ""
+    except PermissionError:
+        return [], _say_closed(path)
+    except (OSError, ValueError, TypeError) as error:
+        return [], one_line(f"Incidents in {path} cannot be read: {error}", 400)
+    for each in get_objects(document, "incidents"):
+        try:
+            found.append(read_past_incident(each))
+        except JsonError:
+            damaged += 1
+    return found, f"{count(damaged, 'incident')} in {path} cannot be read" if damaged else ""
 
 
 def list_published(directory: str) -> tuple[set[Component], str]:

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import islice
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from nomarr_systemd.core.frames import PREFIX
 from nomarr_systemd.core.json import JsonError, decode, get_objects
+from nomarr_systemd.core.named_tuple import NamedTuple
 from nomarr_systemd.core.text import clean_all, one_line
 
 Answer = Mapping[str, Any]

@@ -18,9 +18,8 @@ from typing import Any, Final
 from nomarr_systemd.core.errors import NotPermitted
 from nomarr_systemd.core.json import JsonError, decode
 from nomarr_systemd.host.layout import JOIN
-from nomarr_systemd.live.protocol import SUBSCRIBE
+from nomarr_systemd.live.protocol import MAX_LINE, SUBSCRIBE
 
-MAX_LINE: Final = 8 << 20  # one answer or event; a snapshot of 4,096 workers fits
 MAX_BRIEF: Final = 65_536  # the same for the controller, and MAX_ABOUT for each run it asks about
 MAX_ABOUT: Final = 1024
 ANSWER_S: Final = 0.5

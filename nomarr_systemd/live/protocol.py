@@ -24,6 +24,7 @@ CRASHED: Final = "crashed"
 SET_FAILED: Final = "set_failed"
 RESET: Final = "reset"
 ROOT_ONLY: Final = frozenset((CRASHED, SET_FAILED, RESET))
+MAX_LINE: Final = 8 << 20  # of an answer or event; a snapshot of 4,096 workers fits
 
 SYSTEM: Final = "system:health"
 QUEUES: Final = "queue:status"  # all queues as one

@@ -18,7 +18,8 @@ from nomarr_systemd.operate import controlling
 from nomarr_systemd.operate.job_store import forget_pool_failure
 from nomarr_systemd.operate.waiting import FACTS, Facts, Tell, is_down, is_idle, queue, wait_for
 from nomarr_systemd.systemd.journal import Journal
-from nomarr_systemd.systemd.manager import Manager, Verb, monotonic_ms, timer_of
+from nomarr_systemd.systemd.manager import Manager, Verb, monotonic_ms
+from nomarr_systemd.systemd.timers import timer_of
 
 _TELL_SUPERVISOR_MS: Final = 2000  # for all workers together, if the supervisor is slow
 
@@ -145,7 +146,10 @@ def resume(
     act.add(masked, "masked", "has failed for good: nomarrctl reset --start")
     others = [each for each in workers if each not in paused]
     act.add([each for each in others if each.pool in ended], "resumed", "no longer held")
-    act.add([each for each in others if each.pool not in ended], "not-paused", "was not paused")
+    left = [each for each in others if each.pool not in ended]
+    strange = [each for each in left if act.holds.read(each)]
+    act.add(strange, "held", "is held, and was not paused: nomarrctl doctor tells more")
+    act.add([each for each in left if each not in strange], "not-paused", "was not paused")
     return act.report()
 
 

@@ -19,7 +19,14 @@ import nomarr_systemd
 from nomarr_systemd.config.store_url import SqliteUrl, parse_store_url
 from nomarr_systemd.config.values import Config
 from nomarr_systemd.core.errors import ConfigError, NomarrError, StoreError
-from nomarr_systemd.core.ids import UNIT_PREFIX, UNIT_SUFFIX, Component
+from nomarr_systemd.core.ids import (
+    TARGET,
+    UNIT_PREFIX,
+    UNIT_SUFFIX,
+    WANTED_PREFIX,
+    Component,
+    find_instance,
+)
 from nomarr_systemd.host import clock
 from nomarr_systemd.host.configuration import as_stored, read_applied
 from nomarr_systemd.host.files import locked, remove, write_durably
@@ -37,18 +44,13 @@ from nomarr_systemd.operate.waiting import (
     wait_for,
 )
 from nomarr_systemd.systemd import unit_files
-from nomarr_systemd.systemd.manager import (
-    RECONCILER,
-    SERVING,
-    SUPERVISOR,
-    TARGET,
-    Manager,
-    timer_of,
-)
+from nomarr_systemd.systemd.manager import RECONCILER, SERVING, SUPERVISOR, Manager
 from nomarr_systemd.systemd.systemctl import ManagerError
+from nomarr_systemd.systemd.timers import timer_of
 
 PIPES_S = 20.0
 EXTRA_S = 15.0  # beyond the time of a stop; systemd kills what does not end by then
+_RUNNING = ("active", "activating", "reloading")
 _STOP_S = 90.0  # of workers whose pool is not known any more
 
 
@@ -109,7 +111,7 @@ def _sort_out(
         if facts is None:
             if worker not in masked:
                 without_run[worker] = ""
-        elif facts["ActiveState"] in ("active", "activating", "reloading"):
+        elif facts["ActiveState"] in _RUNNING:
             if unit_files.dropin_of(worker) in changes.change or worker.instance in owed:
                 old.append(worker)
         elif facts["ActiveState"] == "inactive" and facts["LoadState"] != "masked":
@@ -203,6 +205,7 @@ def carry_out(scope: Scope, plan: Plan, say: Callable[[str], None], tell: Tell) 
         write_durably(scope.paths.resolved, resolved, mode=0o644)
         _forget(scope, plan._replace(gone=gone))
         manager.reload()
+        _want_running(manager)
         # A sandbox changes only with a new process; the supervisor's pipes are kept by systemd.
         manager.restart_running(filter(plan.changes.concern, unit_files.STORE_USERS))
         manager.reload_or_start(SUPERVISOR)
@@ -214,6 +217,16 @@ def carry_out(scope: Scope, plan: Plan, say: Callable[[str], None], tell: Tell) 
         # It may have failed without a configuration; what was left undone is due now.
         queue(manager, "start", [RECONCILER])
     return [*stopping, *busy]
+
+
+def _want_running(manager: Manager) -> None:
+    """Workers that an older version started are wanted, too: it showed that by no unit, or by a
+    service, which workers that wait for their restart have as well."""
+    states = manager.list_loaded(f"{UNIT_PREFIX}*{UNIT_SUFFIX}", f"{WANTED_PREFIX}*")
+    running = {name for name, facts in states.items() if facts["ActiveState"] in _RUNNING}
+    wanted = {name.partition("@")[2].removesuffix(UNIT_SUFFIX) for name in running}
+    units = [each.wanted_unit for each in map(find_instance, sorted(wanted)) if each]
+    queue(manager, "start", [unit for unit in units if unit not in running])
 
 
 def _is_in_force(scope: Scope, manager: Manager, config: Config) -> bool:
@@ -303,7 +316,8 @@ def _start(manager: Manager, workers: list[Component], tell: Tell) -> None:
     """Start workers that are down; failed ones are not among them, their restart is scheduled. The
     target is started without them: it would start all of them at once, and again one that has
     failed meanwhile."""
-    if manager.show([TARGET], ["ActiveState"])[TARGET]["ActiveState"] != "active":
+    # It is not asked about by name: systemd would load it, and forget it again, with all workers.
+    if manager.list_loaded(TARGET).get(TARGET, {}).get("ActiveState") != "active":
         queue(manager, "start", SERVING)
         manager.start_alone(TARGET)
     queue_gently(manager, "start", [worker.unit for worker in workers], "starting", tell)

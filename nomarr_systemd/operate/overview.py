@@ -12,34 +12,38 @@ from nomarr_systemd.config.values import Config
 from nomarr_systemd.core import account as book_keeping
 from nomarr_systemd.core.account import Account, Statistics
 from nomarr_systemd.core.death import ENDED
-from nomarr_systemd.core.ids import Component
+from nomarr_systemd.core.ids import TARGET, WANTED_PREFIX, Component
 from nomarr_systemd.core.job import find_failed, find_quarantined
+from nomarr_systemd.core.json import get_objects
 from nomarr_systemd.core.ledger_record import DECISIONS, Record, crash_word
 from nomarr_systemd.core.policy import LastChance, Rules, find_last_chance
 from nomarr_systemd.core.time import Moment, age_ms
 from nomarr_systemd.host import clock
 from nomarr_systemd.host.holds import Holds
 from nomarr_systemd.host.scope import Scope
-from nomarr_systemd.ledger.public import Published, read_published
+from nomarr_systemd.ledger.public import KnownAccounts, Published
 from nomarr_systemd.ledger.spool import Spool
 from nomarr_systemd.live import client
 from nomarr_systemd.live.answers import LiveWorker, parse_supervisor, parse_workers
 from nomarr_systemd.operate.choose import choose
 from nomarr_systemd.systemd import stop_intent
-from nomarr_systemd.systemd.manager import SUPERVISOR, Manager, monotonic_ms, read_timer, timer_of
+from nomarr_systemd.systemd.manager import SOON, SUPERVISOR, Manager, monotonic_ms
 from nomarr_systemd.systemd.needs import find_lacking
-from nomarr_systemd.systemd.stop_intent import WANTED_FACTS
+from nomarr_systemd.systemd.running_units import read_invocation
+from nomarr_systemd.systemd.stop_intent import UNIT_FACTS, WANTED_FACTS
+from nomarr_systemd.systemd.timers import RESTART_TIMERS, read_timer, timer_of
 
-FACTS: Final = (
-    *("ActiveState", "SubState", "LoadState", "MainPID", "InvocationID", "Job"),
-    "ActiveEnterTimestampMonotonic",
-    *stop_intent.UNIT_FACTS,
-)
+_STATES: Final = ("ActiveState", "SubState", "LoadState", "Job")  # in one list of all units
+FACTS: Final = (*_STATES, "MainPID", "InvocationID", "ActiveEnterTimestampMonotonic")
 # Why a worker is down: a person stopped it; it ended well and may; something has to come first; a
-# restart is due; nothing will start it.
-Idle = Literal["", "stopped", "finished", "waiting", "restarting", "lost"]
+# restart is due; it failed just now, and the reconciler will look; nothing will start it.
+Idle = Literal["", "stopped", "finished", "waiting", "restarting", "undecided", "lost"]
 _HOUR_MS: Final = 3_600_000
-TIMER_FACTS: Final = ("Job", "SubState", "NextElapseUSecMonotonic")
+# As systemd shows a unit that it has not loaded.
+_NO_TIMER: Final = {"Job": "", "SubState": "dead", "NextElapseUSecMonotonic": ""}
+_UNASKED: Final = dict.fromkeys(UNIT_FACTS, "")
+_NOT_WANTED: Final = {**dict.fromkeys(WANTED_FACTS, ""), "ActiveState": "inactive"}
+_FEW: Final = 16  # names; there may be thousands of such units
 _SICK: Final = ("unhealthy", "recovering", "crashed", "failed")
 _DOWN: Final = ("inactive", "failed")
 
@@ -91,7 +95,7 @@ class View(NamedTuple):
             return "paused" if self.held.startswith("paused") else "held"
         if self.active == "active":
             return self.health or "active"
-        return self.active if self.idle in ("", "lost") else self.idle
+        return self.active if self.idle in ("", "undecided", "lost") else self.idle
 
     @property
     def is_healthy(self) -> bool:
@@ -102,7 +106,9 @@ class View(NamedTuple):
         """What is wrong with it, in one sentence; empty if it runs well, or is down because a
         person, its settings or its end want that."""
         if self.load == "masked":
-            return f"failed for good: {self.failure_reason or 'masked, and nobody knows why'}"
+            if not self.failure_reason:
+                return "masked, but not by a decision on record: it was masked by hand"
+            return f"failed for good: {self.failure_reason}"
         if self.load not in ("loaded", ""):
             return f"systemd cannot load its unit: {self.load}"
         if self.held.startswith("paused"):
@@ -133,6 +139,8 @@ class View(NamedTuple):
                 return f"it was stopped with {self.needs}" if self.needs else ""
             case "finished":
                 return ""
+            case "undecided":
+                return f"it is {self.active} since a moment, and what follows is not decided yet"
             case _:
                 return f"it is {self.active}, and nothing will start it"
 
@@ -206,41 +214,91 @@ class Overview(NamedTuple):
     supervisor_unit: str  # its ActiveState
     user: bool
     total: int  # of workers, also if only those in trouble are shown
-    spooled: int = 0  # deaths that wait for the ledger; 0 as well for who may not know
+    spooled: int = 0  # deaths that wait for the ledger; 0 also for users who may not read them
     problems: bool = False  # only those in trouble are shown
+    accounts: Mapping[str, Account] = MappingProxyType({})  # by component, as published
+    said: Mapping[str, Mapping[str, Any]] = MappingProxyType({})  # as the supervisor describes them
 
 
-def look(scope: Scope, config: Config, names: Sequence[str], *, problems: bool = False) -> Overview:
+class Memory:
+    """What need not be asked again by a program that looks often: facts of a run that goes on, and
+    accounts whose file is the same."""
+
+    def __init__(self) -> None:
+        self._runs: dict[str, dict[str, str]] = {}  # by unit
+        self.accounts = KnownAccounts()
+
+    def show(self, manager: Manager, links: str, units: Sequence[str]) -> dict[str, dict[str, str]]:
+        """FACTS of each unit. ``links`` is the directory with systemd's link for each run."""
+        states = manager.show(units, _STATES) if self._runs else {}
+        same = {
+            unit: self._runs[unit] | facts
+            for unit, facts in states.items()
+            if facts["ActiveState"] == "active"
+            and not facts["Job"]
+            and unit in self._runs
+            and read_invocation(links, unit) == self._runs[unit]["InvocationID"]
+        }
+        shown = manager.show([unit for unit in units if unit not in same], FACTS) | same
+        self._runs = {
+            unit: facts
+            for unit, facts in shown.items()
+            if facts["ActiveState"] == "active" and facts["InvocationID"]
+        }
+        return {unit: shown[unit] for unit in units}
+
+
+def look(
+    scope: Scope,
+    config: Config,
+    names: Sequence[str],
+    *,
+    problems: bool = False,
+    memory: Memory | None = None,
+) -> Overview:
     """The named workers, or all of them; there may be none. ``problems``: only those in trouble."""
-    found = gather(scope, config, choose(config, names) if names else config.components())
+    workers = choose(config, names) if names else config.components()
+    found = gather(scope, config, workers, memory)
     if problems:
         views = sorted((each for each in found.views if each.trouble), key=lambda each: each.rank)
         return found._replace(views=views, problems=True)
     return found
 
 
-def gather(scope: Scope, config: Config, workers: Sequence[Component]) -> Overview:
+def gather(
+    scope: Scope, config: Config, workers: Sequence[Component], memory: Memory | None = None
+) -> Overview:
     """Ask systemd, the supervisor and the published ledger, once each."""
+    memory = memory or Memory()
     manager = Manager(user=scope.user)
-    shown = manager.show([*(worker.unit for worker in workers), SUPERVISOR], FACTS)
-    down = [each for each in workers if shown[each.unit]["ActiveState"] in _DOWN]
-    wanted = manager.show([each.wanted_unit for each in down], WANTED_FACTS)
-    timers = manager.show([timer_of(each) for each in down], TIMER_FACTS)
-    lacking = find_lacking(manager, [each.unit for each in down])
+    units = [*(worker.unit for worker in workers), SUPERVISOR]
+    shown = memory.show(manager, f"{scope.paths.runtime}/systemd/units", units)
+    down = {each for each in workers if shown[each.unit]["ActiveState"] in _DOWN}
+    reasons = _ask_reasons(manager, sorted(down))
+    is_looked_for = bool(down) and reasons[SOON]["ActiveState"] == "active"
+    may_lack = [each.unit for each in sorted(down) if shown[each.unit]["LoadState"] != "masked"]
+    lacking = find_lacking(manager, may_lack)
     answer = client.ask(scope.paths.live, {"op": "snapshot"})
     live = parse_workers(answer) or {}
     holds = Holds(scope.paths.hold)
     now = clock.now()
     views = []
+    accounts = {}
     for worker in workers:
         facts = shown[worker.unit]
         said = live.get(worker.component_id)
         held = holds.read(worker)
-        known = read_published(scope.paths.public, worker)
+        known = memory.accounts.read(scope.paths.public, worker)
+        accounts[worker.component_id] = known.account
         view = _view(worker, config, facts, said, held, known, now)
         if worker in down:
-            view = _explain(view, facts, wanted[worker.wanted_unit], timers[timer_of(worker)])
+            wanted, timer = (reasons[name] for name in (worker.wanted_unit, timer_of(worker)))
+            about = reasons.get(worker.unit) or _UNASKED | facts
+            view = _explain(view, about, wanted, timer, is_looked_for=is_looked_for)
             view = view._replace(needs=lacking.get(worker.unit, ""))
+            if reasons[TARGET]["ActiveState"] == "inactive" and wanted["ActiveState"] != "active":
+                # systemd forgets what it knew of them, also that a stop was requested.
+                view = view._replace(idle="stopped", needs=f"{TARGET}, which is inactive")
         views.append(view)
     return Overview(
         views,
@@ -249,13 +307,34 @@ def gather(scope: Scope, config: Config, workers: Sequence[Component]) -> Overvi
         scope.user,
         len(views),
         Spool(scope.paths.spool).count(),
+        accounts=accounts,
+        said={str(each.get("component")): each for each in get_objects(answer, "workers")},
     )
+
+
+def _ask_reasons(manager: Manager, down: Sequence[Component]) -> dict[str, dict[str, str]]:
+    """Ask systemd why workers are down: about each unit, its nomarr-wanted@ unit and its timer. Of
+    those two it has loaded few, and is not made to load the others: that takes it long."""
+    absent = {each.wanted_unit: _NOT_WANTED for each in down}
+    absent |= {timer_of(each): _NO_TIMER for each in down}
+    if not down:
+        return {}
+    patterns = list(absent) if len(absent) <= _FEW else (f"{WANTED_PREFIX}*", RESTART_TIMERS)
+    loaded = manager.list_loaded(*patterns)
+    questions: dict[str, Sequence[str]] = {
+        unit: tuple(facts) for unit, facts in absent.items() if unit in loaded
+    }
+    # Which run is meant is a question only of a unit that is down and wanted.
+    wanted = {unit for unit, facts in loaded.items() if facts["ActiveState"] == "active"}
+    questions |= {each.unit: UNIT_FACTS for each in down if each.wanted_unit in wanted}
+    questions |= dict.fromkeys((SOON, TARGET), ("ActiveState",))
+    return absent | manager.show_each(questions)
 
 
 def last_failure(account: Account) -> Record | None:
     """The newest record of a death."""
-    found = (each for each in reversed(account.records) if each.action in DECISIONS and each.kind)
-    return next(found, None)
+    records = map(Record.read, reversed(account.rows))
+    return next((each for each in records if each.action in DECISIONS and each.kind), None)
 
 
 def due_in_ms(record: Record, now: Moment) -> int:
@@ -278,13 +357,11 @@ def _count_blamed_jobs(account: Account, now: Moment) -> int:
     )
 
 
-def _last_chance_of(account: Account, rules: Rules, now: Moment) -> LastChance:
+def _last_chance_of(stats: Statistics, lifetime_used: int, rules: Rules) -> LastChance:
     """Return the limit that the next failure would break; "" for a worker that never failed."""
-    if not account.restart_count:
+    if not stats.lifetime_restarts:
         return ""
-    window_used = book_keeping.statistics(account, rules.window_s, now).window_restarts
-    lifetime_used = book_keeping.count_lifetime(account, rules, now)
-    return find_last_chance(window_used, lifetime_used, rules)
+    return find_last_chance(stats.window_restarts, lifetime_used, rules)
 
 
 def describe_last_chance(limit: LastChance) -> str:
@@ -306,6 +383,7 @@ def _view(
     account = published.account
     rules = config.rules_for(worker)
     stats = book_keeping.statistics(account, rules.window_s, now)
+    lifetime_used = book_keeping.count_lifetime(account, rules, now)
     is_masked = facts["LoadState"] == "masked"
     last = last_failure(account)
     is_up = facts["ActiveState"] == "active"
@@ -326,14 +404,14 @@ def _view(
         stats.window_restarts,
         rules.max_restarts,
         rules.window_s,
-        book_keeping.count_lifetime(account, rules, now),
+        lifetime_used,
         rules.max_lifetime_restarts,
         None,
         account.failure_reason or "",
         last,
         age_ms(last.moment, now) if last else None,
         published.problem,
-        "" if is_masked or published.problem else _last_chance_of(account, rules, now),
+        "" if is_masked or published.problem else _last_chance_of(stats, lifetime_used, rules),
         now.wall_ms - round(said.frame_age_s * 1000)
         if said and is_up and said.frame_age_s is not None
         else None,
@@ -345,9 +423,15 @@ def _view(
 
 
 def _explain(
-    view: View, facts: dict[str, str], wanted: dict[str, str], timer: dict[str, str]
+    view: View,
+    facts: dict[str, str],
+    wanted: dict[str, str],
+    timer: dict[str, str],
+    *,
+    is_looked_for: bool,
 ) -> View:
-    """Say why a worker is down, by what systemd shows and by the last decision about its run."""
+    """Say why a worker is down, by what systemd shows and by the last decision about its run.
+    ``is_looked_for``: workers that are down are looked for within a minute."""
     last = view.last
     run = stop_intent.find_run(facts, wanted)
     if last is not None and last.invocation.partition("#")[0] != run:
@@ -364,6 +448,8 @@ def _explain(
         idle = "waiting"
     elif read_timer(timer) == "waiting":  # decided without the ledger, which was away
         idle = "restarting"
+    elif is_looked_for and not last and stop_intent.has_begun(facts, wanted):
+        idle = "undecided"
     is_due = idle == "restarting" and not view.held
     due_ms = due_in_ms(last, clock.now()) if last and is_due else None
     elapses = timer["NextElapseUSecMonotonic"]

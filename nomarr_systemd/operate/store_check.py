@@ -4,6 +4,7 @@ others, ``doctor`` shows all of them.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator
 from typing import Final, Literal, NamedTuple
@@ -24,7 +25,7 @@ from nomarr_systemd.host.scope import Scope
 from nomarr_systemd.operate import controlling
 from nomarr_systemd.operate.job_store import open_as_owner
 from nomarr_systemd.store.open import import_driver
-from nomarr_systemd.store.protocol import POLICY_LEDGER
+from nomarr_systemd.store.protocol import DOMAINS
 
 _USER: Final = "nomarr"  # the user of the workers, unless the pool names another
 
@@ -51,19 +52,21 @@ def try_stores(scope: Scope, config: Config) -> Iterator[Concern]:
     parsed = parse_store_url(config.store.url)
     yield from _try("the ledger", lambda: controlling.open_ledger(scope, config))
     if not isinstance(parsed, SqliteUrl):
-        may_read_ledger: list[bool] = []
-        yield from _try("the jobs' store", lambda: may_read_ledger.append(_open_jobs(config)))
-        if any(may_read_ledger):
-            yield _warn_of_rights(config.store.work_user, parsed)
+        readable: list[str] = []  # collections of the ledger
+        yield from _try("the jobs' store", lambda: readable.extend(_open_jobs(config)))
+        if readable:
+            yield _warn_of_rights(config.store.work_user, parsed, readable)
 
 
-def _warn_of_rights(user: str, url: ServerUrl) -> Concern:
-    text = f"in {engine_of(url).title} {user!r} has a right to the ledger's documents"
+def _warn_of_rights(user: str, url: ServerUrl, readable: list[str]) -> Concern:
+    names = ", ".join(readable)
+    text = f"in {engine_of(url).title} {user!r} has a right to the ledger's documents ({names})"
     if isinstance(url, PostgresUrl):
         revoke = f'REVOKE ALL ON SCHEMA nomarr_policy FROM PUBLIC, "{user}"'
         return Concern("warn", text, f"{revoke}; it must be no superuser or member of {url.user!r}")
-    grant = f'grantCollection("{user}", "{url.database}", "{POLICY_LEDGER}", "none")'
-    return Concern("warn", text, f'in arangosh: require("@arangodb/users").{grant}')
+    grant = f'grantCollection("{user}", "{url.database}", each, "none")'
+    users = f'each => require("@arangodb/users").{grant}'
+    return Concern("warn", text, f"in arangosh: {json.dumps(readable)}.forEach({users})")
 
 
 def refuse(concerns: list[Concern]) -> None:
@@ -83,11 +86,12 @@ def _try(what: str, open_it: Callable[[], None]) -> Iterator[Concern]:
         yield Concern("bad", f"{what} cannot be used: {error}", error.hint)
 
 
-def _open_jobs(config: Config) -> bool:
-    """Use the jobs' store; True if its user could read the ledger, too."""
+def _open_jobs(config: Config) -> list[str]:
+    """Use the jobs' store; return the collections of the ledger that its user could read, too."""
     with open_as_owner(config.store) as store:
         store.find("stats", limit=1)
-        return bool(getattr(store, "may_read", lambda _: False)(POLICY_LEDGER))
+        may_read = getattr(store, "may_read", lambda _: False)
+        return [each.name for each in DOMAINS["policy"] if may_read(each.name)]
 
 
 def _check_directory(scope: Scope, directory: str) -> Iterator[Concern]:

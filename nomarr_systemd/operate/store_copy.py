@@ -12,17 +12,27 @@ from typing import Final, NamedTuple
 
 from nomarr_systemd.config.values import StoreSettings
 from nomarr_systemd.core.errors import KeyExists, NomarrError, StaleRevision
+from nomarr_systemd.core.text import one_line
 from nomarr_systemd.host.machine import host_of
 from nomarr_systemd.host.scope import Scope
 from nomarr_systemd.ledger.health_history import COLLECTION as SAMPLES
 from nomarr_systemd.operate.job_store import open_as_owner
 from nomarr_systemd.store.open import open_store
-from nomarr_systemd.store.protocol import DOMAINS, HOSTS, POLICY_LEDGER, Doc, Domain, Store
+from nomarr_systemd.store.protocol import (
+    DOMAINS,
+    HOSTS,
+    PAST_INCIDENTS,
+    POLICY_LEDGER,
+    Doc,
+    Domain,
+    Store,
+    pages,
+)
 from nomarr_systemd.systemd.running_units import read_invocation
 
-PAGE: Final = 500
-_HOSTED: Final = (POLICY_LEDGER, "meta", SAMPLES, "stats")  # all documents are a host's own
-_WITH_HOST: Final = (POLICY_LEDGER, "meta", SAMPLES, "worker_claims")  # a field says it
+# All documents are a host's own; a field says it.
+_HOSTED: Final = (POLICY_LEDGER, "meta", PAST_INCIDENTS, SAMPLES, "stats")
+_WITH_HOST: Final = (POLICY_LEDGER, "meta", PAST_INCIDENTS, SAMPLES, "worker_claims")
 
 
 class Side(NamedTuple):
@@ -57,7 +67,7 @@ def copy_domain(source: Side, target: Side, domain: Domain, on_page: Progress) -
 
 def _copy(source: Side, target: Side, collection: str, on_page: Progress) -> Copied:
     documents = written = skipped = 0
-    for page in _pages(source.store, collection):
+    for page in pages(source.store, collection):
         moved = [_move(collection, doc, source.host, target.host) for doc in page]
         wanted = [doc for doc in moved if doc is not None]
         skipped += len(moved) - len(wanted)
@@ -86,7 +96,7 @@ def _write(store: Store, collection: str, docs: list[Doc]) -> int:
 
 def _compare(source: Side, target: Side, collection: str) -> None:
     """NomarrError if a document of the source is missing in the target, or differs there."""
-    for page in _pages(source.store, collection):
+    for page in pages(source.store, collection):
         for doc in page:
             moved = _move(collection, doc, source.host, target.host)
             if moved is None:
@@ -94,13 +104,6 @@ def _compare(source: Side, target: Side, collection: str) -> None:
             there = target.store.get(collection, moved["_key"])
             if there is None or _own(there) != _own(moved):
                 raise _changed(collection, moved["_key"])
-
-
-def _pages(store: Store, collection: str) -> Iterator[list[Doc]]:
-    after = ""
-    while page := store.find(collection, after=after, limit=PAGE):
-        yield page
-        after = page[-1]["_key"]
 
 
 def _move(collection: str, doc: Doc, old: str, new: str) -> Doc | None:
@@ -128,7 +131,7 @@ def _own(doc: Doc) -> Doc:
 
 def _changed(collection: str, key: str) -> NomarrError:
     return NomarrError(
-        f"{collection}/{key} differs in the two stores: it was changed meanwhile",
+        f"{collection}/{one_line(key, 254)} differs in the two stores: it was changed meanwhile",
         hint="stop the workers (nomarrctl pause), and run the same command again",
     )
 

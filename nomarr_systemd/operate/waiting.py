@@ -74,6 +74,7 @@ def queue_gently(manager: Manager, verb: Verb, units: Sequence[str], what: str, 
             begun.clear()
         if left or begun:
             tell(f"{what}: {len(units) - len(left) - len(begun)} of {len(units)}")
+            manager.close()  # systemd sends every change of every unit to all that are connected
             time.sleep(_FIRST_S)
     _complain(refused)
 

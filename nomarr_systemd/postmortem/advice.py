@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from nomarr_systemd.core.death import BY_SIGKILL, BY_SIGSYS, EX_CONFIG, EX_SOFTWARE, EX_TEMPFAIL
+from nomarr_systemd.core.ids import TARGET
+from nomarr_systemd.core.incident import INCIDENT
 from nomarr_systemd.core.job import (
     POOL_FAILED,
     find_failed,
@@ -14,7 +16,9 @@ from nomarr_systemd.core.job import (
     release_command,
     retry_command,
 )
+from nomarr_systemd.host.holds import PAUSED
 from nomarr_systemd.postmortem.report_model import DeathFacts, Report
+from nomarr_systemd.postmortem.witnesses import Witnesses
 
 CONTRACT: Final = "man nomarr-worker@.service"
 # What the exit statuses of systemd are about, when it could not execute the program.
@@ -81,11 +85,26 @@ def _for_state(report: Report, systemctl: str, ours: str) -> Iterator[Advice]:
             f"{ours} reset --start {instance}",
         )
     elif witnesses.hold:
-        yield Advice("It is held; to let it run again:", f"{ours} resume {pool}")
+        yield _for_hold(witnesses, systemctl, ours)
+    elif not witnesses.is_target_active and not witnesses.is_running:
+        yield Advice("All workers are stopped; to start them:", f"{systemctl} start {TARGET}")
     elif report.verdict == "stopped":
         yield Advice("Nothing keeps it down; to start it:", f"{systemctl} start {unit}")
-    elif report.record and report.record.effect == "scheduled" and witnesses.is_failed:
+    elif report.record and report.record.is_scheduled and not witnesses.is_running:
         yield Advice("To cancel the restart:", f"{systemctl} stop {unit}")
+
+
+def _for_hold(witnesses: Witnesses, systemctl: str, ours: str) -> Advice:
+    component, text = witnesses.component, "It is held; to let it run again:"
+    if witnesses.hold.startswith(PAUSED):
+        return Advice(text, f"{ours} resume {component.instance}")
+    if witnesses.hold.startswith(INCIDENT):
+        return Advice(text, f"{ours} resume {component.pool}")
+    path = f"{witnesses.paths.hold}/{component.instance}"
+    start = f"{systemctl} start {component.unit}"
+    return Advice(
+        "nomarrctl did not write its hold; to let it run again:", f"rm -r {path} && {start}"
+    )
 
 
 def _for_living(report: Report, systemctl: str) -> Iterator[Advice]:
@@ -230,7 +249,7 @@ def _for_clean_end(death: DeathFacts, pool: str, ours: str) -> Iterator[Advice]:
     elif death.kind == "ended":
         yield Advice(
             "A worker runs until it is asked to stop. If this program may finish, say"
-            f' on_clean_exit = "stay" in [pool.{pool}].'
+            f' on_clean_exit = "stay" in [pool.{pool}.policy].'
         )
 
 

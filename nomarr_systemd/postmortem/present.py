@@ -74,12 +74,13 @@ def describe_now(witnesses: Witnesses, *, absolute: bool = False) -> str:
     if witnesses.hold:
         return f"held: {witnesses.hold}"
     last = find_last_death(witnesses.account)
-    if last and (last.action, last.effect) == ("restart", "scheduled") and witnesses.is_failed:
+    text = {"failed": "failed", "inactive": "not running"}.get(state, state or "unknown")
+    if last and last.is_scheduled and last.invocation.partition("#")[0] == witnesses.invocation:
         if absolute:
-            return f"failed; its restart is due at {show_moment(last.due.wall_ms)}"
+            return f"{text}; its restart is due at {show_moment(last.due.wall_ms)}"
         left_ms = last.delay_ms - age_ms(last.moment, witnesses.now)
-        return f"failed; it is restarted in {describe_ms(max(0, left_ms))}"
-    return {"failed": "failed", "inactive": "not running"}.get(state, state or "unknown")
+        return f"{text}; it is restarted in {describe_ms(max(0, left_ms))}"
+    return text
 
 
 def _describe_running(witnesses: Witnesses, state: str, *, absolute: bool) -> str:

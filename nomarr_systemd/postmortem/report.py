@@ -7,6 +7,8 @@ import textwrap
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+from nomarr_systemd.core.death import recall
+from nomarr_systemd.core.incident import Incident, pack
 from nomarr_systemd.core.ledger_record import Record, crash_word
 from nomarr_systemd.core.text import clean, describe_ms
 from nomarr_systemd.core.time import age_ms
@@ -117,6 +119,24 @@ def record_to_json(record: Record) -> dict[str, Any]:
         "next_available_ms": record.next_available_ms,
         "text": record.text,
         "by": record.by or None,
+    }
+
+
+def incident_to_json(incident: Incident) -> dict[str, Any]:
+    """Return one incident in the schema of docs/json.md#history."""
+    return {
+        "pool": incident.pool,
+        "opened_ms": incident.opened.wall_ms,
+        "closed_ms": incident.closed_wall_ms,
+        "closed": incident.closed or None,
+        "kind": incident.kind,
+        "code": incident.code,
+        "cause": recall(incident.kind, incident.code).line,
+        "canary": incident.canary,
+        "tried": list(incident.tried),
+        "workers": len(incident.members),
+        "members": pack(incident.members),
+        "deaths": incident.deaths,
     }
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any, Final
 
-from nomarr_systemd.core.death import BY_SIGKILL, LABELS, Death, classify, exit_words, recall
+from nomarr_systemd.core.death import BY_SIGKILL, ENDED, LABELS, Death, classify, exit_words, recall
+from nomarr_systemd.core.ids import TARGET
 from nomarr_systemd.core.ledger_record import Record
 from nomarr_systemd.core.text import clean, clean_lines
 from nomarr_systemd.live.answers import RunSaid
@@ -68,6 +69,8 @@ def _report_run(
         return Report(witnesses, "unknown-run", headline, describe_now(witnesses), notes=(note,))
     said = ask_run(witnesses, run) if witnesses.live else RunSaid()
     ended = judge(witnesses, log, record, run, said.label)
+    if record is not None and (record.kind, record.action) == (ENDED.kind, "ignore"):
+        ended = ended._replace(kind="finished", line=ended.line.removeprefix(f"{ENDED.line}; "))
     if record is None and is_current and witnesses.is_running:
         note = f"The run {run} has not ended."
         report = _report_present(witnesses, journal, terms)
@@ -134,6 +137,8 @@ def _report_present(witnesses: Witnesses, journal: Journal, terms: JournalTerms)
     if failed is None:
         masked = "is masked" if witnesses.is_masked else "is not running"
         headline = f"{witnesses.component} {masked}, and no death of it is on record"
+        if not witnesses.is_masked and not witnesses.is_target_active:
+            headline = f"{witnesses.component} does not run: {TARGET} is inactive"
         return Report(witnesses, "stopped", headline, describe_now(witnesses))
     texts = clean_lines(failed.text)
     lines = tuple(Line(failed.wall_us, "systemd", None, 4, text) for text in texts)

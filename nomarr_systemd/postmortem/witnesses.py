@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 from nomarr_systemd.config.values import Config
 from nomarr_systemd.core.account import Account, Statistics, statistics
 from nomarr_systemd.core.errors import BadName, ConfigError, NoSuchWorker, NotPermitted
-from nomarr_systemd.core.ids import Component, split_invocation
+from nomarr_systemd.core.ids import TARGET, Component, split_invocation
 from nomarr_systemd.core.ledger_record import DECISIONS, Record
 from nomarr_systemd.core.text import ask_for, clean
 from nomarr_systemd.core.time import Moment
@@ -39,7 +39,7 @@ FACTS: Final = (
     "ActiveEnterTimestampMonotonic", "Requires", "Requisite", "BindsTo", "MemoryMax", "MemoryPeak",
     "Slice", "User", "ControlGroup", "ExecMainPID", "InactiveExitTimestampMonotonic",
     "InactiveEnterTimestampMonotonic", "ActiveExitTimestampMonotonic", "TasksMax",
-    "WorkingDirectory",
+    "WorkingDirectory", "Job",
 )  # fmt: skip
 _CORE_PATTERN: Final = "/proc/sys/kernel/core_pattern"
 _LIVE_S: Final = 0.3
@@ -63,6 +63,7 @@ class Witnesses(NamedTuple):
     catches_core_dumps: bool = False  # systemd-coredump does
     is_applied: bool = True  # False: it is configured, and nomarrctl apply was not run since
     window_s: float = 300.0  # of its restart policy
+    is_target_active: bool = True  # False: nomarr-workers.target is inactive
 
     @property
     def statistics(self) -> Statistics:
@@ -108,11 +109,13 @@ def gather(paths: Paths, component: Component) -> Witnesses:
     """Ask systemd, the published ledger and the supervisor about a worker."""
     notes: list[str] = []
     facts: Facts = {}
-    is_stop_asked = False
+    is_stop_asked, is_target_active = False, True
     try:
         questions = {component.unit: FACTS, component.wanted_unit: WANTED_FACTS}
+        questions |= {TARGET: ("ActiveState",)}
         shown = Manager(user=paths.user).show_each(questions)
         facts = shown[component.unit]
+        is_target_active = shown[TARGET]["ActiveState"] != "inactive"
         is_stop_asked = was_asked_to_stop(facts, shown[component.wanted_unit])
     except ManagerError as error:
         notes.append(f"systemd does not answer: {clean(str(error), 300)}")
@@ -141,6 +144,7 @@ def gather(paths: Paths, component: Component) -> Witnesses:
         _catches_core_dumps(),
         is_applied,
         applied.rules_for(component).window_s,
+        is_target_active,
     )
 
 
@@ -211,7 +215,8 @@ def find_members(paths: Paths, config: Config | None, name: str) -> list[Compone
 
 
 def choose_run(witnesses: Witnesses, asked: str) -> tuple[str, Record | None]:
-    """Return the run to report on and its record: the run asked for, or the last that failed.
+    """Return the run to report on and its record: the run asked for; of a worker that failed for
+    good, the one that led to that; else the last that failed.
 
     The run is empty if none is known, or if there is more to tell of the present one; the record
     is None if the ledger has none.
@@ -221,6 +226,11 @@ def choose_run(witnesses: Witnesses, asked: str) -> tuple[str, Record | None]:
         return _find_asked(records, asked)
     if witnesses.is_troubled:
         return "", None
+    if witnesses.is_masked and witnesses.account.failure_reason:
+        # The mask may have stopped a later run, which something had started before it.
+        failed = next((each for each in reversed(records) if each.action == "fail"), None)
+        if failed and failed.kind:  # the mark of a failed pool is no death
+            return failed.invocation, failed
     known = {each.invocation.partition("#")[0] for each in records}
     if not witnesses.is_running and witnesses.invocation and witnesses.invocation not in known:
         return witnesses.invocation, None  # it was stopped, or is not booked yet

@@ -18,7 +18,7 @@ from nomarr_systemd.config.store_url import (
 )
 from nomarr_systemd.config.values import Copies, StoreSettings
 from nomarr_systemd.core.errors import StoreRefused
-from nomarr_systemd.store.protocol import Domain, Publisher, Store
+from nomarr_systemd.store.protocol import MOST_FOUND, Domain, Publisher, Store
 
 NO_COPIES: Final = Copies()
 # The Debian package of a server's driver, and our extra for pip.
@@ -28,9 +28,9 @@ _DRIVERS: Final[dict[type[ServerUrl], tuple[str, str]]] = {
 }
 
 
-def open_work_store(settings: StoreSettings) -> Store:
+def open_work_store(settings: StoreSettings, *, most: int = MOST_FOUND) -> Store:
     """The work domain's store; on a server it is opened as ``work_user``, never as the ledger's
-    user, whose password workers must not hold."""
+    user, whose password workers must not hold. ``most`` bytes are read at once."""
     parsed = parse_store_url(settings.url)
     if not settings.work_user and not isinstance(parsed, SqliteUrl):
         raise StoreRefused(
@@ -44,6 +44,7 @@ def open_work_store(settings: StoreSettings) -> Store:
         password_file=settings.work_password_file,
         ca_file=settings.ca_file,
         copies=settings.copies,
+        most=most,
     )
 
 
@@ -56,14 +57,15 @@ def open_store(
     ca_file: str = "",
     copies: Copies = NO_COPIES,
     publisher: Publisher | None = None,
+    most: int = MOST_FOUND,
 ) -> Store:
     """The store of one domain. ``user`` replaces the URL's user; ``publisher`` is called for
-    every committed document of the ledger."""
+    every committed document of the ledger; find() returns ``most`` bytes at most."""
     parsed = parse_store_url(url)
     if isinstance(parsed, SqliteUrl):
         from nomarr_systemd.store.sqlite.store import SqliteStore
 
-        return SqliteStore(parsed.directory, domain, publisher=publisher)
+        return SqliteStore(parsed.directory, domain, publisher=publisher, most=most)
     import_driver(parsed)
     from nomarr_systemd.store.secret import read_password
 
@@ -74,7 +76,12 @@ def open_store(
         from nomarr_systemd.store.postgresql.store import PostgresStore
 
         return PostgresStore(
-            parsed, domain, password=password, ca_file=ca_file or None, publisher=publisher
+            parsed,
+            domain,
+            password=password,
+            ca_file=ca_file or None,
+            publisher=publisher,
+            most=most,
         )
     from nomarr_systemd.store.arango.store import ArangoStore
 
@@ -85,6 +92,7 @@ def open_store(
         ca_file=ca_file or None,
         copies=copies,
         publisher=publisher,
+        most=most,
     )
 
 

@@ -10,12 +10,13 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, Protocol
 
 from nomarr_systemd.core.errors import BadDocument, StoreUnavailable
-from nomarr_systemd.core.json import is_deep
+from nomarr_systemd.core.json import DECODER, is_deep
+from nomarr_systemd.core.named_tuple import NamedTuple
 
 Doc = dict[str, Any]
 Domain = Literal["policy", "work"]
@@ -31,14 +32,19 @@ class Collection(NamedTuple):
 
 MAX_DEPTH = 190  # of nesting; the limit of ArangoDB's server is "slightly below 200"
 POLICY_LEDGER = "worker_restart_policy"
+PAGE = 500  # documents that are read at once where all are read
+MOST_FOUND = 128 << 20  # bytes of all documents that one find() returns, unless told otherwise
 PORTION = 5000  # documents that one statement changes: others have their turn in between
 _MAX_PORTIONS = 10_000
+PAST_INCIDENTS = "incidents"
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 HOSTS = "hosts"  # leases of hosts that share the store
 
 DOMAINS: Mapping[Domain, tuple[Collection, ...]] = {
     "policy": (
         Collection(POLICY_LEDGER, (("host",),)),
         Collection("meta"),
+        Collection(PAST_INCIDENTS, (("host", "number"),)),
         Collection("job_crashes", (("wall_ms",),)),
     ),
     "work": (
@@ -247,6 +253,39 @@ def encode(doc: Doc) -> str:
     if text.count("[") + text.count("{") > MAX_DEPTH and is_deep(body, MAX_DEPTH):
         raise BadDocument(f"{doc.get('_key', '')!r:.80} is nested deeper than {MAX_DEPTH} levels")
     return text
+
+
+def decode(text: object, depth: int = MAX_DEPTH) -> Doc:
+    """The JSON object that a store keeps, which others may have written; ValueError if it is none,
+    has a number that is not finite or half of a character in it, or is nested deeper than
+    ``depth``."""
+    if not isinstance(text, str):
+        raise ValueError("it is not a text")
+    try:
+        doc = DECODER.decode(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    if not isinstance(doc, dict):
+        raise ValueError("it is not an object")
+    if text.count("[") + text.count("{") > depth and is_deep(doc, depth):
+        raise ValueError("it is nested too deeply")
+    if _SURROGATE.search(text):  # half of a pair cannot be encoded
+        json.dumps(doc, ensure_ascii=False).encode()
+    return doc
+
+
+def walk(store: Store, collection: str, where: Equal) -> Iterator[Doc]:
+    """All documents that match, by key; changes meanwhile may be seen or not."""
+    for page in pages(store, collection, where):
+        yield from page
+
+
+def pages(store: Store, collection: str, where: Equal | None = None) -> Iterator[list[Doc]]:
+    """The same, so many at once as are read at once."""
+    after = ""
+    while page := store.find(collection, where, after=after, limit=PAGE):
+        yield page
+        after = page[-1]["_key"]
 
 
 def new_keys(count: int) -> list[str]:

@@ -1,5 +1,6 @@
 """The last 200 frames of a worker, each with when it came and the run it belongs to. A worker's
 frames hardly differ, so all but the newest are compressed: 2,000 workers need 15 MB instead of 90.
+Of frames that cannot be compressed fewer are kept.
 """
 
 from __future__ import annotations
@@ -7,9 +8,12 @@ from __future__ import annotations
 import collections
 import zlib
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final
+
+from nomarr_systemd.core.named_tuple import NamedTuple
 
 CAPACITY: Final = 200
+MAX_PACKED: Final = 65_536  # bytes, compressed; usual are 7,500
 _PACK: Final = 20
 
 
@@ -37,6 +41,8 @@ class FrameRing:
         while len(recent) >= _PACK:
             self._packs.append(zlib.compress(b"\n".join(recent[:_PACK]), 1))
             del recent[:_PACK]
+            while sum(map(len, self._packs)) > MAX_PACKED:
+                self._packs.popleft()
 
     def frames(self) -> list[Received]:
         found: list[bytes] = []

@@ -14,13 +14,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from nomarr_systemd.config.values import Config, Pool
 from nomarr_systemd.core.errors import NomarrError
 from nomarr_systemd.core.ids import parse_component
 from nomarr_systemd.core.job import REBOOTED, UNREPORTED, Outcome, RunEnd
 from nomarr_systemd.core.lease import RENEWALS
+from nomarr_systemd.core.named_tuple import NamedTuple
 from nomarr_systemd.fleet.leases import is_first
 from nomarr_systemd.host.clock import read_boot_id
 from nomarr_systemd.host.machine import host_of
@@ -30,11 +31,11 @@ from nomarr_systemd.jobs.settlement import (
     restore_claims,
     settle,
 )
-from nomarr_systemd.store.open import open_work_store
 from nomarr_systemd.store.protocol import Store
 from nomarr_systemd.supervisor.host_lease import About, LeaseKeeper
 from nomarr_systemd.supervisor.log import NOTICE, WARNING, RateLimit, log
 from nomarr_systemd.supervisor.loop import Loop
+from nomarr_systemd.supervisor.work_store import open_bounded
 from nomarr_systemd.systemd.running_units import read_invocation
 
 _LEAVE_S: Final = 1.0
@@ -289,7 +290,7 @@ class _Settling:
 
     def _work(self, config: Config, now: float) -> None:
         if self._store is None:
-            self._store = open_work_store(config.store)
+            self._store = open_bounded(config.store)
         store = self._store
         if self._renewal is not None:
             for outcome in self._keeper.keep(store, config, self._renewal.about):

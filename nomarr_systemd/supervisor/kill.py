@@ -10,8 +10,9 @@ import os
 import select
 import signal
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
 
+from nomarr_systemd.core.named_tuple import NamedTuple
 from nomarr_systemd.supervisor.disagreement import Facts
 from nomarr_systemd.supervisor.log import ERROR, NOTICE, WARNING, log
 from nomarr_systemd.supervisor.loop import Loop, Timer

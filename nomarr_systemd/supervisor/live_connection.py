@@ -14,7 +14,7 @@ import struct
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from nomarr_systemd.live.protocol import Patterns
+from nomarr_systemd.live.protocol import MAX_LINE, Patterns
 from nomarr_systemd.supervisor.loop import Loop
 
 MAX_REQUEST: Final = 16_384
@@ -77,10 +77,12 @@ class Connection:
         self._be_ready(select.EPOLLIN)
 
     def reply(self, message: Mapping[str, Any]) -> None:
-        """Send an answer that was deferred."""
+        """Send an answer that was deferred. One that no client reads is not kept for it."""
         if self._is_waiting and not self._closed:
             self._is_waiting = False
-            self._source = iter([encode(message)])
+            line = encode(message)
+            too_long = refuse(f"the answer is longer than {MAX_LINE} bytes; ask for less")
+            self._source = iter([line]) if len(line) <= MAX_LINE else too_long
             self._flush()
 
     def push(self, event: bytes) -> None:

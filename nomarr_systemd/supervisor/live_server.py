@@ -223,7 +223,7 @@ class LiveServer:
     def _label(self, connection: Connection, request: Request) -> None:
         """Answer what is known of a run. If that is no job, the store may know one."""
         worker, invocation = self._find(request), _text(request, "invocation")
-        run = self._supervisor.find_run(worker, invocation) or Run(invocation, "", None)
+        run = worker.find_run(invocation) or Run(invocation, "", None)
         answer: dict[str, Any] = {"ok": True, "label": run.label, "bad_line": run.bad_line}
         # Frames may lag behind short jobs; what was settled is certain.
         job = self._supervisor.store_tasks.find_job(invocation) or run.job
@@ -240,7 +240,7 @@ class LiveServer:
         for each in _objects(request, "runs"):
             worker = self._find_configured(_text(each, "component"))
             invocation = _text(each, "invocation")
-            run = self._supervisor.find_run(worker, invocation) if worker else None
+            run = worker.find_run(invocation) if worker else None
             if run and run.label:
                 labels[invocation] = run.label
         return _reply(labels=labels)

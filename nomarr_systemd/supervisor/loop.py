@@ -4,7 +4,7 @@ It sleeps until a descriptor is ready or a timer is due. In every turn timers fi
 handled, so that unread input is never taken for silence.
 
 Pipes are watched by ``watch_gently``: one that becomes readable is read at once, but if there are
-more than FEW, they are read together, GENTLE_S apart. Two hundred workers then cost eight wakeups a
+more than FEW, they are read together, GENTLE_S apart. Two hundred workers then cost four wakeups a
 second and not eighty.
 """
 
@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from itertools import count
 from typing import Final
 
-GENTLE_S: Final = 0.125  # between two reads of pipes, while there is something to read each time
+GENTLE_S: Final = 0.25  # between two reads of pipes, while there is something to read each time
 FEW: Final = 24  # pipes that are read at once: with default frames they cost no more wakeups
 
 Handler = Callable[[int], None]
@@ -95,6 +95,10 @@ class Loop:
         timer = Timer(when, callback)
         heapq.heappush(self._heap, (when, next(self._order), timer))
         return timer
+
+    def at_about(self, when: float, callback: Callback) -> None:
+        """Call ``callback`` up to GENTLE_S later than ``when``, in a wakeup with others."""
+        self.at(when + -when % GENTLE_S, callback)
 
     def soon(self, callback: Callback) -> None:
         """Call ``callback`` after all input of this turn was handled."""

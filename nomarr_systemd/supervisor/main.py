@@ -87,7 +87,7 @@ class Program:
         config = self._read_config()
         if config:
             self._supervisor.reload(config)
-            log(NOTICE, f"reloaded: {self._supervisor.summarize()}")
+            log(NOTICE, f"reloaded: {self._supervisor.workers.summarize()}")
         self._say("READY=1")
 
     def _read_config(self) -> Config | None:
@@ -99,7 +99,7 @@ class Program:
             return None
 
     def _say(self, line: str) -> None:
-        status = self._supervisor.summarize()
+        status = self._supervisor.workers.summarize()
         if status != self._status:
             self._status = status
             line = f"{line}\nSTATUS={status}"

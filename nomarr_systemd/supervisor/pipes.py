@@ -13,10 +13,9 @@ import struct
 from collections.abc import Container
 from typing import Final
 
-from systemd import daemon
-
 from nomarr_systemd.core.errors import NomarrError
 from nomarr_systemd.supervisor.log import WARNING, log
+from nomarr_systemd.systemd.notify import listen_fds_by_name, notify
 
 _MODE: Final = 0o600
 _ACL: Final = "system.posix_acl_access"
@@ -37,11 +36,9 @@ def read(fd: int) -> bytes | None:
 
 def take_stored() -> dict[str, list[int]]:
     """The file descriptors that systemd kept, by name."""
-    stored: dict[str, list[int]] = {}
-    for fd, name in daemon.listen_fds_with_names().items():
-        os.set_inheritable(fd, False)
+    stored = listen_fds_by_name()
+    for fd in (fd for fds in stored.values() for fd in fds):
         os.set_blocking(fd, False)
-        stored.setdefault(name, []).append(fd)
     return stored
 
 
@@ -49,7 +46,7 @@ def tell(message: str, *fds: int) -> None:
     """Send a notification to systemd. If that fails, it is counted and the program goes on."""
     global notify_failures
     try:
-        daemon.notify(message, False, os.getpid(), list(fds))
+        notify(message, fds=fds)
     except OSError as error:
         notify_failures += 1
         log(WARNING, "a notification to systemd failed", message=message, error=error)

@@ -5,19 +5,22 @@ subscriber, and every 30 s in any case.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from nomarr_systemd.config.values import Config
+from nomarr_systemd.core.errors import BadDocument
 from nomarr_systemd.core.frames import Frame
 from nomarr_systemd.core.job import Doc, key_of
+from nomarr_systemd.core.named_tuple import NamedTuple
 from nomarr_systemd.host.machine import host_of
 from nomarr_systemd.jobs import queue, stats
 from nomarr_systemd.jobs.claims import CLAIMS
 from nomarr_systemd.jobs.settlement import failure_of
 from nomarr_systemd.live.protocol import JOBS, QUEUES, Patterns, make_event, queue_topic
-from nomarr_systemd.store.protocol import Store
+from nomarr_systemd.store.protocol import Store, walk
 from nomarr_systemd.supervisor.job_settler import JobSettler
 from nomarr_systemd.supervisor.live_connection import Subscribers
 from nomarr_systemd.supervisor.loop import Loop, Timer
@@ -26,6 +29,8 @@ from nomarr_systemd.supervisor.workers import Worker, Workers
 SOON_S: Final = 0.5  # between two reads while there is a subscriber
 SLOW_S: Final = 30.0
 _MAX_NAMES: Final = 500
+_LARGEST: Final = 1e15  # of a worker's figures
+_MOST_SHOWN: Final = 32 << 20  # characters of all jobs that are shown at once
 _COUNTED: Final = ("pending", "running", "completed", "errors", "quarantined")
 
 States = dict[str, dict[str, Any]]
@@ -150,13 +155,19 @@ def read(question: Question, store: Store) -> Look:
     running: States = {}
     ended: list[dict[str, Any]] = []
     if question.wants_jobs:
-        for claim in store.find(CLAIMS, {"host": host}):
-            key = claim["job"]
-            running[key] = question.known.get(key) or _read_job(store, key)
+        room = _MOST_SHOWN
+        for claim in walk(store, CLAIMS, {"host": host}):
+            key = str(claim.get("job"))
+            state = question.known.get(key) or _read_job(store, key)
+            room -= len(key) + len(json.dumps(state))
+            if room < 0:
+                break
+            running[key] = state
         named = {key_of(pool, job) for pool, job in question.names}
         for key in sorted((named | question.known.keys()) - running.keys()):
             state = _read_job(store, key)
-            if state and state["status"] != "running":
+            room -= len(json.dumps(state))
+            if state and state["status"] != "running" and room > 0:
                 ended.append(state)
     return Look(queues, {key: state for key, state in running.items() if state}, ended)
 
@@ -171,14 +182,18 @@ def _publish(store: Store, metrics: States, queues: States, host: str) -> None:
 
 
 def _metrics(frame: Frame) -> dict[str, Any]:
-    """The numbers among a frame's metrics."""
+    """The numbers among a frame's metrics; those that a store or a sum could not hold are left
+    out."""
     metrics = frame.fields.get("metrics")
     if not isinstance(metrics, dict):
         return {}
     return {
         name: value
         for name, value in metrics.items()
-        if isinstance(value, int | float) and name[:1].isalpha() and len(name) <= 64
+        if isinstance(value, int | float)
+        and abs(value) < _LARGEST
+        and name[:1].isalpha()
+        and len(name) <= 64
     }
 
 
@@ -186,7 +201,7 @@ def _describe_queue(store: Store, pool: str, metrics: States, host: str) -> dict
     """Counts, the mean of the workers' average job times, and the estimated time left."""
     counts = queue.count(store, pool)
     mine = [each for name, each in metrics.items() if name.split(":")[1] == pool and each]
-    times = [each["avg_time_s"] for each in mine if each.get("avg_time_s")]
+    times = [each["avg_time_s"] for each in mine if each.get("avg_time_s", 0) > 0]
     average = round(sum(times) / len(times), 3) if times else None
     left = counts["pending"] + counts["running"]
     return {
@@ -214,14 +229,17 @@ def _sum(queues: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def _read_job(store: Store, key: str) -> dict[str, Any]:
-    doc: Doc | None = store.get(queue.JOBS, key)
+    try:
+        doc: Doc | None = store.get(queue.JOBS, key)
+    except BadDocument:  # a claim may name anything
+        doc = None
     if doc is None:
         return {}
     return {
         "id": key,
-        "pool": doc["pool"],
-        "path": doc["path"],
-        "status": doc["status"],
+        "pool": doc.get("pool"),
+        "path": doc.get("path"),
+        "status": doc.get("status"),
         "worker": doc.get("component_id"),
         "started_ms": doc.get("started_wall_ms"),
         "updated_ms": doc.get("updated_wall_ms"),

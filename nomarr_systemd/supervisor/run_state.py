@@ -50,7 +50,7 @@ class RunState:
         """Replace a worker's record."""
         fields = {
             "invocation": worker.invocation,
-            "wanted": worker.wanted,
+            "wanted_file": worker.wanted,
             "label": worker.label,
             "failed": worker.state.status == "failed",
             "ended": worker.ended,

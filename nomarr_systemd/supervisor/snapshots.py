@@ -18,9 +18,9 @@ from nomarr_systemd.host.machine import host_of
 from nomarr_systemd.ledger.health_history import Sample, append
 from nomarr_systemd.ledger.health_series import condense
 from nomarr_systemd.ledger.record_archive import Archivist
-from nomarr_systemd.store.open import open_work_store
 from nomarr_systemd.store.protocol import Store
 from nomarr_systemd.supervisor.log import NOTICE, WARNING, RateLimit, log
+from nomarr_systemd.supervisor.work_store import open_bounded
 from nomarr_systemd.supervisor.workers import Worker
 
 _CONDENSE_EVERY_MS: Final = 600_000
@@ -152,7 +152,7 @@ class Snapshots:
                 if store is None or settings != opened:
                     if store is not None:
                         store.close()
-                    store, opened = open_work_store(settings), settings
+                    store, opened = open_bounded(settings), settings
                     archivist = Archivist(self._public, host_of(settings))
                 append(store, samples, host_of(settings))
                 self._waiting.done(batch)

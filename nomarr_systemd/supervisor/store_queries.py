@@ -12,20 +12,21 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from nomarr_systemd.config.values import StoreSettings
 from nomarr_systemd.core.errors import BadName, NomarrError
 from nomarr_systemd.core.ids import check_pool, parse_component
 from nomarr_systemd.core.job import STATUSES
+from nomarr_systemd.core.named_tuple import NamedTuple
 from nomarr_systemd.fleet import view
 from nomarr_systemd.host.machine import host_of
 from nomarr_systemd.jobs import queue
 from nomarr_systemd.ledger import health_series
 from nomarr_systemd.ledger.record_archive import read_archive
-from nomarr_systemd.store.open import open_work_store
 from nomarr_systemd.store.protocol import HOSTS, Store
 from nomarr_systemd.supervisor.loop import Loop
+from nomarr_systemd.supervisor.work_store import open_bounded
 
 MAX_WAITING: Final = 64
 MAX_WORKERS: Final = 100  # in one question about history
@@ -82,7 +83,7 @@ class StoreQueries:
                 if store is None or question.settings != opened:
                     if store is not None:
                         store.close()
-                    store, opened = open_work_store(question.settings), question.settings
+                    store, opened = open_bounded(question.settings), question.settings
                 answer = question.query(store, host_of(question.settings))
             except NomarrError as error:
                 answer = {"ok": False, "error": str(error)}

@@ -14,7 +14,7 @@ import select
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from nomarr_systemd.config.values import Config
 from nomarr_systemd.core.death import LABELS
@@ -31,6 +31,7 @@ from nomarr_systemd.core.health import (
 )
 from nomarr_systemd.core.ids import Component, find_instance, is_run
 from nomarr_systemd.core.job import LEFT, STOPPED, RunEnd
+from nomarr_systemd.core.named_tuple import NamedTuple
 from nomarr_systemd.host.layout import WORKER_USER, Paths
 from nomarr_systemd.ledger.public import read_published
 from nomarr_systemd.supervisor import disagreement, pipes
@@ -44,7 +45,7 @@ from nomarr_systemd.supervisor.loop import Loop
 from nomarr_systemd.supervisor.run_state import RunState
 from nomarr_systemd.supervisor.store_tasks import StoreTasks
 from nomarr_systemd.supervisor.unit_queries import UnitQueries
-from nomarr_systemd.supervisor.workers import Crash, Deadlines, Run, Worker, Workers
+from nomarr_systemd.supervisor.workers import Crash, Deadlines, Run, Worker, Workers, split_frames
 from nomarr_systemd.systemd.running_units import RunningUnits
 
 DEFER_S: Final = 1.0  # how long a report of deaths waits for their jobs to be settled
@@ -186,7 +187,8 @@ class Supervisor:
             worker.crash = Crash(*kept["crash"]) if kept.get("crash") else None
         if kept.get("failed"):
             self._step(worker, SET_FAILED)
-        invocation, wanted, label = (kept.get(name) for name in ("invocation", "wanted", "label"))
+        names = ("invocation", "wanted_file", "label")
+        invocation, wanted, label = (kept.get(name) for name in names)
         if isinstance(invocation, str) and invocation:
             # As if its start had been seen. If it has ended since, _sync finds that.
             worker.begin(invocation, wanted if isinstance(wanted, str) else "")
@@ -308,7 +310,7 @@ class Supervisor:
         worker.decoder.finish()
         is_noisy = self._log_drops(worker)
         has_ended = bool(worker.invocation)
-        old, new = _split(frames, current, has_ended=has_ended)
+        old, new = split_frames(frames, current, has_ended=has_ended)
         if has_ended:
             self._actions.follow(worker, worker.take(old, self._loop.now))
             self._end_run(worker)
@@ -322,7 +324,7 @@ class Supervisor:
             self._actions.follow(worker, worker.take(new, self._loop.now))
             patience_s = worker.rules.staleness_interval_s * worker.rules.max_misses
             check = partial(self._actions.check_for_frames, worker, current)
-            self._loop.at(self._loop.now + patience_s, check)
+            self._loop.at_about(self._loop.now + patience_s, check)
         self._run_state.keep(worker)
         if frames:
             self._announce_frames(worker, frames)
@@ -361,16 +363,8 @@ class Supervisor:
         if is_requested or is_farewell:
             cause = STOPPED if is_requested else LEFT
             end = RunEnd(worker.component_id, invocation, cause, _now_ms(), counted=False)
-            has_stopped = is_requested and self._is_last(worker)
+            has_stopped = is_requested and self.workers.is_last(worker)
             self.store_tasks.settle(end._replace(pool_stopped=has_stopped))
-
-    def _is_last(self, worker: Worker) -> bool:
-        """True if no other worker of the pool runs, has crashed or has failed."""
-        return all(
-            not each.invocation and each.state.status == "unregistered"
-            for each in self.workers
-            if each.component.pool == worker.component.pool and each is not worker
-        )
 
     # Health
 
@@ -434,46 +428,12 @@ class Supervisor:
         self._run_state.keep(worker)
         self.announcer.tell_worker(worker)
 
-    def find_run(self, worker: Worker, invocation: str) -> Run | None:
-        """The present run of a worker or the last one that ended, if it is this one."""
-        if invocation and invocation == worker.invocation:
-            return worker.run
-        ended = worker.ended
-        return ended if ended and invocation == ended.invocation else None
-
     def describe_self(self) -> dict[str, Any]:
         return {
             "pid": os.getpid(),
             "since_wall_ms": self._since_ms,
             "notify_failures": pipes.notify_failures,
         }
-
-    def summarize(self) -> str:
-        """One line for ``systemctl status``."""
-        counts: dict[str, int] = {}
-        for worker in self.workers:
-            counts[worker.status] = counts.get(worker.status, 0) + 1
-        parts = ", ".join(f"{counts[word]} {word}" for word in sorted(counts))
-        return f"{len(self.workers)} workers" + (f": {parts}" if parts else "")
-
-
-def _split(
-    frames: Iterable[Frame], current: str, *, has_ended: bool
-) -> tuple[list[Frame], list[Frame]]:
-    """Frames of runs before the present one, and its own.
-
-    One that names no run belongs to the run that has ended, if one has; else to the present one,
-    except a stopping frame: that is of a run in between.
-    """
-    old: list[Frame] = []
-    new: list[Frame] = []
-    for frame in frames:
-        if frame.invocation:
-            is_new = frame.invocation == current
-        else:
-            is_new = bool(current) and not has_ended and frame.event is not _STOPPING
-        (new if is_new else old).append(frame)
-    return old, new
 
 
 def _now_ms() -> int:

@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import count
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-from nomarr_systemd.core.frames import Decoder, Frame
+from nomarr_systemd.core.frames import EVENTS, Decoder, Frame
 from nomarr_systemd.core.health import (
     NOISE,
     Event,
@@ -22,6 +22,7 @@ from nomarr_systemd.core.health import (
     step,
 )
 from nomarr_systemd.core.ids import Component
+from nomarr_systemd.core.named_tuple import NamedTuple
 from nomarr_systemd.live.protocol import PUBLIC_STATUS
 from nomarr_systemd.supervisor.frame_ring import FrameRing
 from nomarr_systemd.supervisor.loop import Loop
@@ -68,7 +69,7 @@ class Worker:
         self.state = State(self.component_id)
         self.ring = FrameRing()
         self.invocation = ""
-        self.wanted = ""  # the invocation of the wanted unit in this run; empty: not known
+        self.wanted = ""  # the file of the wanted unit in this run; empty: not known
         self.frame: Frame | None = None  # the last one of this run
         self.frames = 0  # in this run
         self.label = ""  # why the supervisor ended this run; empty if it did not
@@ -106,6 +107,12 @@ class Worker:
     def run(self) -> Run:
         """What is known of the present run."""
         return Run(self.invocation, self.label, self.job, self.decoder.describe_dropped())
+
+    def find_run(self, invocation: str) -> Run | None:
+        """The present run, or the last one that ended, if it is this one."""
+        if invocation and invocation == self.invocation:
+            return self.run
+        return self.ended if self.ended and invocation == self.ended.invocation else None
 
     def keep(self, frames: Sequence[Frame]) -> None:
         """Keep frames for the black box, as those of the run that systemd shows."""
@@ -211,6 +218,41 @@ class Workers:
     def remove(self, worker: Worker) -> None:
         del self.by_id[worker.component_id]
         worker.armed = None
+
+    def is_last(self, worker: Worker) -> bool:
+        """True if no other worker of the pool runs, has crashed or has failed."""
+        return all(
+            not each.invocation and each.state.status == "unregistered"
+            for each in self
+            if each.component.pool == worker.component.pool and each is not worker
+        )
+
+    def summarize(self) -> str:
+        """One line for ``systemctl status``."""
+        counts: dict[str, int] = {}
+        for worker in self:
+            counts[worker.status] = counts.get(worker.status, 0) + 1
+        parts = ", ".join(f"{counts[word]} {word}" for word in sorted(counts))
+        return f"{len(self)} workers" + (f": {parts}" if parts else "")
+
+
+def split_frames(
+    frames: Iterable[Frame], current: str, *, has_ended: bool
+) -> tuple[list[Frame], list[Frame]]:
+    """Frames of runs before the present one, and its own.
+
+    One that names no run belongs to the run that has ended, if one has; else to the present one,
+    except a stopping frame: that is of a run in between.
+    """
+    old: list[Frame] = []
+    new: list[Frame] = []
+    for frame in frames:
+        if frame.invocation:
+            is_new = frame.invocation == current
+        else:
+            is_new = bool(current) and not has_ended and frame.event is not EVENTS["stopping"]
+        (new if is_new else old).append(frame)
+    return old, new
 
 
 class Deadlines:

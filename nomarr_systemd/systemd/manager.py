@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from operator import itemgetter
 from typing import Any, Final, Literal, TypeVar
 
 from nomarr_systemd.core.ids import Component
@@ -32,39 +31,22 @@ from nomarr_systemd.systemd.systemctl import (
     Refused,
     run_systemctl,
 )
+from nomarr_systemd.systemd.timers import make_restart_timer, make_service_timer, timer_of
+from nomarr_systemd.systemd.unit_properties import LISTED, as_text, interface_of
 
-TARGET: Final = "nomarr-workers.target"
 SUPERVISOR: Final = "nomarr-supervisor.service"
 RECONCILER: Final = "nomarr-reconcile.service"
+SOON: Final = "nomarr-reconcile-soon.timer"  # active from a failure until the reconciler has run
 SERVING: Final = ("nomarr-controller.socket", "nomarr-reconcile.timer")  # wanted by the target
 SHUTDOWN: Final = "shutdown.target"  # has a job while the system, or a user's manager, goes down
 _NOT_LOADED: Final = 5  # systemctl's exit status for a unit to stop that is not there
 _PORTION: Final = 1000  # names on one command line
-_NO_LIMIT: Final = 2**64 - 1
-_INTERFACE: Final = "org.freedesktop.systemd1."
-# Properties that every unit has; others are those of its kind.
-_EVERY_UNITS: Final = frozenset(
-    (
-        *("ActiveEnterTimestampMonotonic", "ActiveExitTimestampMonotonic", "ActiveState"),
-        *("BindsTo", "ConditionResult"),
-        *("ConditionTimestampMonotonic", "InactiveEnterTimestampMonotonic"),
-        *("DropInPaths", "FragmentPath", "InactiveExitTimestampMonotonic"),
-        *("InvocationID", "Job", "LoadError", "LoadState", "NeedDaemonReload", "Requires"),
-        *("Requisite", "SubState", "UnitFileState"),
-    )
-)
 _GONE: Final = (
     *("org.freedesktop.DBus.Error.UnknownInterface", "org.freedesktop.DBus.Error.UnknownProperty"),
     "org.freedesktop.DBus.Error.UnknownObject",
 )
-# Properties in the answer of ListUnitsByNames, and how to take each from a row of it.
-_LISTED: Final[Mapping[str, Callable[[Sequence[Any]], Any]]] = {
-    "LoadState": itemgetter(2),
-    "ActiveState": itemgetter(3),
-    "SubState": itemgetter(4),
-    "Job": itemgetter(7, 9),
-}
 _REPLACE_TRIES: Final = 100
+_SHOW_TRIES: Final = 20  # of a unit that changes all the time
 _STARTED: Final = "UserspaceTimestampMonotonic"
 Verb = Literal["start", "stop", "restart", "try-restart"]
 _METHODS: Final[Mapping[Verb, str]] = {
@@ -91,11 +73,17 @@ class Manager:
     With ``tell`` it is never given up: ``tell`` gets a line that says what is waited for.
     """
 
-    def __init__(self, *, user: bool = False, tell: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        user: bool = False,
+        bus: Bus | None = None,
+        tell: Callable[[str], None] | None = None,
+    ) -> None:
         self._scope = ("--user",) if user else ()
         self._tell = tell
         on_wait = self._tell_of_wait if tell else None
-        self._bus = Bus(user=user, timeout_s=TIMEOUT_S, on_wait=on_wait)
+        self._bus = bus or Bus(user=user, timeout_s=TIMEOUT_S, on_wait=on_wait)
         self._asked = ""  # what is waited for
         self._started_us: int | None = None
 
@@ -110,38 +98,63 @@ class Manager:
         """The properties that are asked for of each unit, as texts; one trip for all.
 
         Four of them come from one list of all units: most of the time goes into single questions.
+        systemd goes on between its answers, so the list is asked for before and after the others:
+        if a unit is not the same in both, it is asked about again. What is shown of it was true at
+        one moment.
         """
-        listed = [unit for unit, names in questions.items() if not _LISTED.keys().isdisjoint(names)]
-        calls = [
-            Call("Get", "ss", (_interface_of(unit, name), name), path, PROPERTIES)
+        found, left = self._show_once(questions)
+        for _ in range(_SHOW_TRIES):
+            if not left:
+                break
+            # With those of the same instance, which are compared with each other.
+            again, left = self._show_once(
+                {unit: each for unit, each in questions.items() if _instance_of(unit) in left}
+            )
+            found |= again
+        return {unit: found[unit] for unit in questions}
+
+    def _show_once(
+        self, questions: Mapping[str, Sequence[str]]
+    ) -> tuple[dict[str, dict[str, str]], set[str]]:
+        """Return the properties of each unit, and the instances that changed meanwhile."""
+        listed = [unit for unit, names in questions.items() if not LISTED.keys().isdisjoint(names)]
+        singles = [
+            Call("Get", "ss", (interface_of(unit, name), name), path, PROPERTIES)
             for unit, properties in questions.items()
             for path in (unit_path(unit),)
             for name in properties
-            if name not in _LISTED
+            if name not in LISTED
         ]
-        if listed:
-            calls.append(Call("ListUnitsByNames", "as", (listed,)))
+        lists = [Call("ListUnitsByNames", "as", (listed,))] if listed else []
+        calls = [*lists, *singles, *(lists if singles else ())]
         if self._started_us is None:  # a timer will need it
             calls.append(Call("Get", "ss", (MANAGER, _STARTED), interface=PROPERTIES))
         answers = self._ask_all(calls)
         if self._started_us is None:
-            self._started_us = int(_as_text(_STARTED, answers.pop()))
-        rows = dict(zip(listed, answers.pop()[0], strict=True)) if listed else {}
-        single = iter(answers)
-        return {
+            self._started_us = int(as_text(_STARTED, answers.pop()))
+        before = answers[0][0] if lists else []
+        rows = dict(zip(listed, answers[-1][0], strict=True)) if lists else {}
+        single = iter(answers[len(lists) :])
+        shown = {
             unit: {
-                name: _as_text(name, [_LISTED[name](rows[unit])])
-                if name in _LISTED
-                else _as_text(name, next(single))
+                name: as_text(name, [LISTED[name](rows[unit])])
+                if name in LISTED
+                else as_text(name, next(single))
                 for name in properties
             }
             for unit, properties in questions.items()
         }
+        changed = {
+            _instance_of(unit)
+            for unit, row in zip(listed, before, strict=True)
+            if row != rows[unit]
+        }
+        return shown, changed
 
     def show_manager(self, *properties: str) -> dict[str, str]:
         """Properties of the manager itself."""
         calls = [Call("Get", "ss", (MANAGER, name), interface=PROPERTIES) for name in properties]
-        return dict(zip(properties, map(_as_text, properties, self._ask_all(calls)), strict=True))
+        return dict(zip(properties, map(as_text, properties, self._ask_all(calls)), strict=True))
 
     def list_failed(self, pattern: str) -> list[str]:
         """The loaded units of this pattern that are ``failed``."""
@@ -159,7 +172,7 @@ class Manager:
         """
         found = self._ask(Call("ListUnitsByPatterns", "asas", ([], patterns)))
         return {
-            row[0]: {name: _as_text(name, [take(row)]) for name, take in _LISTED.items()}
+            row[0]: {name: as_text(name, [take(row)]) for name, take in LISTED.items()}
             for row in found[0]
         }
 
@@ -257,24 +270,25 @@ class Manager:
     def schedule_all(self, due_ms: Mapping[Component, int]) -> dict[Component, ManagerError | None]:
         """Make timers that start ``nomarr-restart@`` once, at these CLOCK_MONOTONIC times;
         return systemd's error, or None, for each. One trip, unless one has a timer already."""
-        calls = {each: self._timer_call(each, when) for each, when in due_ms.items()}
+        calls = {
+            each: make_restart_timer(each, self._since_start_us(when))
+            for each, when in due_ms.items()
+        }
         answers = self._try_all(calls)
         for component, answer in answers.items():
             if isinstance(answer, AlreadyThere):
                 answers[component] = self._replace_timer(component, calls[component])
         return answers
 
-    def schedule_service(self, name: str, due_ms: int) -> None:
+    def schedule_service(self, name: str, due_ms: int, wall_ms: int) -> None:
         """Make a timer that starts this service once, in place of one that is there. Both have
-        the same name: a transient timer can start no other."""
+        the same name: a transient timer can start no other.
+
+        It elapses at the CLOCK_MONOTONIC time, and at the wall-clock time: whichever comes first
+        after the clock was set or the machine slept. The caller makes it again if it was early.
+        """
         timer = f"{name}.timer"
-        settings = [
-            ("Description", ("s", f"Nomarr start of {name}.service")),
-            ("TimersMonotonic", ("a(st)", [("OnStartupSec", self._since_start_us(due_ms))])),
-            ("AccuracyUSec", ("t", 100_000)),
-            ("RemainAfterElapse", ("b", False)),
-        ]
-        call = Call("StartTransientUnit", "ssa(sv)a(sa(sv))", (timer, "replace", settings, []))
+        call = make_service_timer(name, self._since_start_us(due_ms), wall_ms)
         for _ in range(_REPLACE_TRIES):
             answer = self._try_all({timer: call})[timer]
             if not isinstance(answer, AlreadyThere):
@@ -298,19 +312,6 @@ class Manager:
                 return answer
             time.sleep(0.002)
         return Refused(f"{timer_of(component)} is there and cannot be replaced")
-
-    def _timer_call(self, component: Component, due_ms: int) -> Call:
-        """Use OnStartupSec=, an absolute time: OnActiveSec= begins again at every daemon-reload.
-        The timer stays when it has elapsed; if it is gone, it was cancelled."""
-        settings = [
-            ("Description", ("s", f"Nomarr backoff of worker {component.instance}")),
-            ("TimersMonotonic", ("a(st)", [("OnStartupSec", self._since_start_us(due_ms))])),
-            ("AccuracyUSec", ("t", 10_000)),
-            ("RemainAfterElapse", ("b", True)),
-            ("PartOf", ("as", [component.unit, TARGET])),
-        ]
-        arguments: tuple[Any, ...] = (timer_of(component), "replace", settings, [])
-        return Call("StartTransientUnit", "ssa(sv)a(sa(sv))", arguments)
 
     def close(self) -> None:
         self._bus.close()
@@ -373,42 +374,10 @@ def _refusal(call: Call, answer: BusError) -> Refused:
     return _ERRORS.get(answer.name, Refused)(f"{call.member} {what}: {answer}")
 
 
-def timer_of(component: Component) -> str:
-    return f"nomarr-restart@{component.instance}.timer"
-
-
-def read_timer(shown: Mapping[str, str]) -> Literal["none", "waiting", "elapsed"]:
-    """Read the state of a restart's timer from its Job and SubState."""
-    if shown["SubState"] in ("elapsed", "running"):  # running: what it has started still runs
-        return "elapsed"
-    # A busy manager answers before it has started the timer.
-    return "waiting" if shown["SubState"] == "waiting" or shown["Job"] else "none"
-
-
 def monotonic_ms() -> int:
     """Return CLOCK_MONOTONIC, which systemd's timers use."""
     return time.monotonic_ns() // 1_000_000
 
 
-def _interface_of(unit: str, name: str) -> str:
-    kind = "Unit" if name in _EVERY_UNITS else unit.rpartition(".")[2].capitalize()
-    return f"{_INTERFACE}{kind}"
-
-
-def _as_text(name: str, answer: Sequence[Any]) -> str:
-    """Convert a property to the text that ``systemctl show`` writes."""
-    match answer[0]:
-        case bool(value):
-            return "yes" if value else "no"
-        case bytes(value):
-            return value.hex()
-        case list(values):
-            return " ".join(map(str, values))
-        case (int(number), str()):  # a job
-            return str(number) if number else ""
-        case (str(code), str(text)):  # an error
-            return f'{code} "{text}"' if code else ""
-        case int(number) if number == _NO_LIMIT:
-            return "[not set]" if name.endswith(("Current", "Peak")) else "infinity"
-        case value:
-            return str(value)
+def _instance_of(unit: str) -> str:
+    return unit.partition("@")[2].rpartition(".")[0]

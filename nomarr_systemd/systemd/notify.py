@@ -1,6 +1,7 @@
-"""sd_notify, the watchdog, and the descriptors that systemd passes, for the controller.
+"""sd_notify, the watchdog, and the descriptors that systemd passes, for controller and supervisor.
 
-libsystemd is not used: loading it would delay the restart that the controller was started for.
+libsystemd is not used: loading it would delay the restart that the controller was started for, and
+would cost the supervisor 2 MB.
 """
 
 from __future__ import annotations
@@ -8,20 +9,26 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+from collections.abc import Sequence
 from typing import Final
 
 _FIRST_FD: Final = 3
 
 
-def notify(*lines: str) -> bool:
-    """Send sd_notify lines; False if there is no NOTIFY_SOCKET."""
+def notify(*lines: str, fds: Sequence[int] = ()) -> bool:
+    """Send sd_notify lines, and descriptors with them; False if there is no NOTIFY_SOCKET."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address:
         return False
     if address.startswith("@"):
         address = "\0" + address[1:]
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as link:
-        link.sendto("\n".join(lines).encode(), address)
+        link.connect(address)
+        text = "\n".join(lines).encode()
+        if fds:
+            socket.send_fds(link, [text], fds)
+        else:
+            link.send(text)
     return True
 
 
@@ -40,10 +47,19 @@ def feed_watchdog() -> None:
 
 
 def listen_fds() -> list[int]:
-    """The file descriptors that socket activation has passed."""
+    """The file descriptors that socket activation has passed, or that systemd has kept."""
     if os.environ.get("LISTEN_PID") != str(os.getpid()):
         return []
     fds = list(range(_FIRST_FD, _FIRST_FD + int(os.environ.get("LISTEN_FDS", "0"))))
     for fd in fds:
         os.set_inheritable(fd, False)
     return fds
+
+
+def listen_fds_by_name() -> dict[str, list[int]]:
+    """The same by their names, of which systemd passes one for each."""
+    found: dict[str, list[int]] = {}
+    names = os.environ.get("LISTEN_FDNAMES", "").split(":")
+    for fd, name in zip(listen_fds(), names, strict=False):
+        found.setdefault(name, []).append(fd)
+    return found

@@ -1,8 +1,9 @@
 """Starts, stops and stop requests of workers, seen without a bus.
 
 systemd keeps a symbolic link ``<runtime>/systemd/units/invocation:<unit>`` for every unit that
-runs, and inotify reports when one changes. The link of ``nomarr-wanted@tag-0.service`` is there
-from a start of the worker until a stop or restart of it is requested.
+runs a process, and a file ``<runtime>/nomarr/wanted-tag-0`` for ``nomarr-wanted@tag-0.socket``,
+which is active from a start of the worker until a stop or restart of it is requested. inotify
+reports when one of them changes.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ import os
 from typing import Final
 
 from nomarr_systemd.core.errors import BadName, NomarrError
-from nomarr_systemd.core.ids import UNIT_PREFIX, WANTED_PREFIX, Component, split_invocation
+from nomarr_systemd.core.ids import UNIT_PREFIX, UNIT_SUFFIX, Component, split_invocation
 from nomarr_systemd.host.inotify import DirectoryWatch
 
 _LINK: Final = "invocation:"
+_WORKER: Final = _LINK + UNIT_PREFIX
+_WANTED: Final = "wanted-"
 
 
 def read_invocation(directory: str, unit: str) -> str:
@@ -30,11 +33,14 @@ class RunningUnits:
 
     def __init__(self, runtime: str) -> None:
         self.directory = f"{runtime}/systemd/units"
+        self._wanted = f"{runtime}/nomarr"
+        # Somebody may have removed it: then a request is seen when the run has ended.
+        places = [self._wanted] if os.path.isdir(self._wanted) else []
         try:
-            self._watch = DirectoryWatch(self.directory)
+            self._watch = DirectoryWatch(self.directory, *places)
         except OSError as error:
             raise NomarrError(
-                f"cannot watch {self.directory}: {error.strerror}",
+                f"cannot watch {error.filename}: {error.strerror}",
                 hint="is systemd running, and is --runtime its %t?",
             ) from error
         self.fd = self._watch.fd
@@ -44,8 +50,13 @@ class RunningUnits:
         return read_invocation(self.directory, component.unit)
 
     def read_wanted(self, component: Component) -> str:
-        """The invocation of the worker's wanted unit; empty if a stop was requested."""
-        return read_invocation(self.directory, component.wanted_unit)
+        """What tells the file of the worker's wanted unit from earlier ones; empty if a stop was
+        requested."""
+        try:
+            facts = os.lstat(f"{self._wanted}/{_WANTED}{component.instance}")
+        except OSError:
+            return ""
+        return f"{facts.st_ino}-{facts.st_ctime_ns}"
 
     def changed(self) -> set[str] | None:
         """The instances whose worker or wanted unit changed, or None: check all of them."""
@@ -53,16 +64,13 @@ class RunningUnits:
             names = self._watch.read()
         except FileNotFoundError as error:
             # After a restart of the supervisor a new directory is watched; nothing is lost by it.
-            raise NomarrError(
-                f"{self.directory} was removed", hint="systemd makes it anew"
-            ) from error
+            raise NomarrError(str(error), hint="systemd makes it anew") from error
         if names is None:
             return None
-        prefixes = (_LINK + UNIT_PREFIX, _LINK + WANTED_PREFIX)
         return {
-            name.partition("@")[2].removesuffix(".service")
+            name.removeprefix(_WORKER).removesuffix(UNIT_SUFFIX).removeprefix(_WANTED)
             for name in names
-            if name.startswith(prefixes)
+            if name.startswith((_WORKER, _WANTED))
         }
 
     def close(self) -> None:

@@ -14,8 +14,11 @@ WANTED_FACTS: Final = (
     *("ActiveState", "Job", "InvocationID"),
     *("InactiveEnterTimestampMonotonic", "InactiveExitTimestampMonotonic"),
 )
-UNIT_FACTS: Final = ("InactiveExitTimestampMonotonic", "InactiveEnterTimestampMonotonic")
-DOWN_FACTS: Final = ("ActiveState", "LoadState", "Job", "InvocationID", *UNIT_FACTS)
+UNIT_FACTS: Final = (
+    *("ActiveState", "LoadState", "Job", "InvocationID", "ConditionResult"),
+    *("InactiveEnterTimestampMonotonic", "InactiveExitTimestampMonotonic"),
+    "ConditionTimestampMonotonic",
+)
 _LONGEST_STOP_US: Final = 600 * 1_000_000
 _RESTART_US: Final = 1_000_000  # a restart stops and starts the wanted unit at once
 
@@ -56,10 +59,18 @@ def is_down(unit: Facts, wanted: Facts) -> bool:
 
 
 def has_begun(unit: Facts, wanted: Facts) -> bool:
-    """True if the unit has run since it was last wanted. Both are started at once, so a run that
-    could have ended before the wanted unit began is an older one."""
+    """True if the unit has run since it was last wanted, or systemd has tried to run it: then its
+    start conditions were checked after the last requested stop. If they were not met, its last run
+    decides, which may be an older one."""
+    if not unit["InvocationID"]:
+        return False
+    tried = _us(unit, "ConditionTimestampMonotonic")
+    if unit["ConditionResult"] == "yes" and tried > _us(wanted, "InactiveEnterTimestampMonotonic"):
+        return True
+    if was_asked_to_stop(unit, wanted):
+        return False
     ended = _us(unit, "InactiveEnterTimestampMonotonic")
-    return bool(unit["InvocationID"]) and ended >= _us(wanted, "InactiveExitTimestampMonotonic")
+    return ended >= _us(wanted, "InactiveExitTimestampMonotonic")
 
 
 def find_run(unit: Facts, wanted: Facts) -> str:

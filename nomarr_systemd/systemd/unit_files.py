@@ -11,10 +11,10 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from nomarr_systemd.config.store_url import SqliteUrl, parse_store_url
+from nomarr_systemd.config.store_url import find_addresses
 from nomarr_systemd.config.values import Config, Directive, Pool
 from nomarr_systemd.core.errors import ConfigError, NomarrError
-from nomarr_systemd.core.ids import UNIT_PREFIX, UNIT_SUFFIX, Component
+from nomarr_systemd.core.ids import TARGET, UNIT_PREFIX, UNIT_SUFFIX, Component
 from nomarr_systemd.host.files import remove, sync_directory, write_all_durably
 from nomarr_systemd.host.layout import LIBEXEC, SYSTEM_STATE, Paths
 
@@ -26,8 +26,7 @@ _MARK_LINE: Final = f"{MARK}: change nomarr.toml, not this file, which is writte
 # In the order in which systemd reads them: the system's, ours, then an admin's override.conf.
 DROPIN: Final = "20-nomarr.conf"
 SYSTEM_DROPIN: Final = "10-system.conf"
-TARGET: Final = "nomarr-workers.target"
-# They need a network only for a store on a server.
+# They need a network only for a store on a server, and only to reach that.
 STORE_USERS: Final = (
     "nomarr-controller.service",
     "nomarr-reconcile.service",
@@ -158,9 +157,11 @@ def render_files(config: Config, paths: Paths, *, libexec: str = LIBEXEC) -> dic
             component = Component(pool.name, number)
             files[dropin_of(component)] = text.replace(_COMPONENT_ID, component.component_id)
     files[f"{TARGET}.d/{DROPIN}"] = render_target(config)
-    if not paths.user and isinstance(parse_store_url(config.store.url), SqliteUrl):
-        closed = templates.get_template("no-network.conf.j2").render(mark=_MARK_LINE)
-        files |= {f"{unit}.d/{DROPIN}": closed for unit in STORE_USERS}
+    addresses = find_addresses(config.store.url)
+    if not paths.user and addresses is not None:
+        template = templates.get_template("network.conf.j2")
+        limited = template.render(mark=_MARK_LINE, addresses=addresses)
+        files |= {f"{unit}.d/{DROPIN}": limited for unit in STORE_USERS}
     if paths.user:
         base = read_base_units(paths, libexec=libexec)
         files |= {name: f"{_MARK_LINE}\n{text}" for name, text in base.items()}

@@ -68,7 +68,7 @@ async def list_jobs(site: Site, query: Query, _name: str) -> object:
 
 
 async def list_incidents(site: Site, _query: Query, _name: str) -> object:
-    return await site.run(readers.list_incidents, await site.look())
+    return await site.run(readers.list_incidents, site.scope, await site.look())
 
 
 async def read_fleet(site: Site, _query: Query, _name: str) -> object:

@@ -8,29 +8,28 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeGuard
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from nomarr_systemd.core.account import statistics
 from nomarr_systemd.core.errors import BadName
 from nomarr_systemd.core.ids import check_pool
 from nomarr_systemd.core.incident import INCIDENT
-from nomarr_systemd.host import clock
+from nomarr_systemd.core.ledger_record import Record
 from nomarr_systemd.live.protocol import PUBLIC_STATUS
 from nomarr_systemd.web.readers import State
 
 STATES: Final = (*sorted({*PUBLIC_STATUS.values(), "stopping"}), "unknown")
 _BUCKETS: Final = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
 _MAX_POOLS: Final = 1000
+_LARGEST: Final = 1e18
 _QUEUE_STATES: Final = ("pending", "running", "completed", "errors", "quarantined")
 
 
 class Sources(NamedTuple):
-    """Figures that are not in ``State``: the live socket's states, and this process."""
+    """Figures that are not in ``State``: of queues, and of this process."""
 
-    workers: Mapping[str, Mapping[str, Any]]
     queues: Mapping[str, Mapping[str, Any]]
     is_connected: bool
     upstream_lost: int
@@ -98,21 +97,22 @@ class Metrics:
             )
             _add(failures, [], state.overview.supervisor.get("notify_failures"))
             yield failures
-            yield from _workers(state, sources.workers)
+            yield from _workers(state)
             age = time.monotonic() - state.at
             yield _gauge("nomarr_look_age_seconds", "Age of the data of systemd and ledger.", age)
 
     def _count(self, state: State) -> None:
         """Add records that are new since the last look."""
-        for component_id, account in state.accounts.items():
+        for component_id, account in state.overview.accounts.items():
             pool = component_id.split(":")[1]
             seen = self._attempts.get(component_id, 0)
             if account.attempts < seen:  # the account was deleted: its numbers begin again
                 seen = 0
-            for record in account.records:
-                if record.attempt > seen:
-                    key = (pool, record.action, record.kind or "none")
-                    self._decisions[key] = self._decisions.get(key, 0) + 1
+            for record in map(Record.read, reversed(account.rows)):
+                if record.attempt <= seen:
+                    break
+                key = (pool, record.action, record.kind or "none")
+                self._decisions[key] = self._decisions.get(key, 0) + 1
             self._attempts[component_id] = account.attempts
         held = {v.worker.pool for v in state.overview.views if v.held.startswith(INCIDENT)}
         for pool in held - self._open:
@@ -141,9 +141,8 @@ class Metrics:
         yield is_open
 
 
-def _workers(state: State, live: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
+def _workers(state: State) -> Iterator[Metric]:
     labels = ["pool", "worker"]
-    now = clock.now()
 
     def gauge(name: str, text: str) -> GaugeMetricFamily:
         return GaugeMetricFamily(f"nomarr_worker_{name}", text, labels=labels)
@@ -179,8 +178,7 @@ def _workers(state: State, live: Mapping[str, Mapping[str, Any]]) -> Iterator[Me
         if view.next_restart_ms is not None:
             backoff.add_metric(names, view.next_restart_ms / 1000)
         if not view.ledger_problem:
-            account = state.accounts[worker.component_id]
-            totals = statistics(account, view.window_s, now)
+            totals = view.statistics
             window.add_metric(names, view.window_used)
             window_limit.add_metric(names, view.window_limit)
             life.add_metric(names, view.lifetime_used)
@@ -188,10 +186,11 @@ def _workers(state: State, live: Mapping[str, Mapping[str, Any]]) -> Iterator[Me
             rate.add_metric(names, totals.rate_per_s)
             restarts.add_metric(names, totals.total_restarts)
             recoveries.add_metric(names, totals.recoveries)
-        said = live.get(worker.component_id, {})
+        said = state.overview.said.get(worker.component_id, {})
         _add(frames, names, said.get("frames"))
         dropped = said.get("drops")
-        _add(drops, names, sum(dropped.values()) if isinstance(dropped, dict) else dropped)
+        kinds = dropped.values() if isinstance(dropped, dict) else [dropped]
+        _add(drops, names, sum(each for each in kinds if _is_figure(each)))
         _add(age, names, said.get("frame_age_s"))
     for key, number in numbers.items():
         counts.add_metric(list(key), number)
@@ -209,8 +208,13 @@ def _queues(state: State, queues: Mapping[str, Mapping[str, Any]]) -> Metric:
 
 
 def _add(metric: CounterMetricFamily | GaugeMetricFamily, names: list[str], value: object) -> None:
-    if isinstance(value, int | float):
+    """Add a figure of the supervisor, which is not trusted."""
+    if _is_figure(value):
         metric.add_metric(names, value)
+
+
+def _is_figure(value: object) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and abs(value) < _LARGEST
 
 
 def _gauge(name: str, text: str, value: object) -> GaugeMetricFamily:

@@ -4,43 +4,35 @@ the supervisor; ``server`` calls them in threads.
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from nomarr_systemd.config.values import Config
-from nomarr_systemd.core.account import Account, statistics
 from nomarr_systemd.core.errors import BadName, NomarrError
 from nomarr_systemd.core.ids import Component
 from nomarr_systemd.core.incident import INCIDENT
 from nomarr_systemd.core.job import STATUSES
 from nomarr_systemd.core.json import get_objects
+from nomarr_systemd.core.ledger_record import Record
 from nomarr_systemd.core.simulate import simulate as replay
 from nomarr_systemd.host import clock
 from nomarr_systemd.host.scope import Scope
 from nomarr_systemd.ledger import health_series
-from nomarr_systemd.ledger.public import read_published
+from nomarr_systemd.ledger.public import read_incidents, read_published
 from nomarr_systemd.live import client
-from nomarr_systemd.live.protocol import BLACKBOX, FLEET, HISTORY, JOBS_OF, SNAPSHOT
+from nomarr_systemd.live.protocol import BLACKBOX, FLEET, HISTORY, JOBS_OF
 from nomarr_systemd.operate import policies, simulation
 from nomarr_systemd.operate.choose import choose, choose_one
 from nomarr_systemd.operate.fleet import parse_fleet
-from nomarr_systemd.operate.overview import Overview, View, look
-from nomarr_systemd.postmortem.report import record_to_json, render, to_json
+from nomarr_systemd.operate.overview import Memory, Overview, View, look
+from nomarr_systemd.postmortem.report import incident_to_json, record_to_json, render, to_json
 from nomarr_systemd.postmortem.report_model import Report
 from nomarr_systemd.postmortem.verdict import make_report
 from nomarr_systemd.postmortem.witnesses import check_known, choose_run, gather
-from nomarr_systemd.systemd.journal import MESSAGE_IDS
-from nomarr_systemd.systemd.journal_reader import Entry, Journal
 
 LIVE_S: Final = 5.0  # for an answer that the supervisor reads from the store
-_JOURNAL_S: Final = 0.6
-_MAX_INCIDENTS: Final = 200
 _PAGE: Final = 100  # workers in one question about history
-_CANARY: Final = re.compile(r"(worker:[a-z0-9_]+:[0-9]+) is tried first")
-_OPENED: Final = MESSAGE_IDS["incident-opened"]
-_CLOSED: Final = MESSAGE_IDS["incident-closed"]
 
 
 class Unavailable(NomarrError):
@@ -60,36 +52,23 @@ class State(NamedTuple):
 
     config: Config
     overview: Overview
-    accounts: dict[str, Account]
     at: float  # CLOCK_MONOTONIC
 
 
-def read_state(scope: Scope, names: tuple[str, ...] = ()) -> State:
+def read_state(scope: Scope, names: tuple[str, ...] = (), memory: Memory | None = None) -> State:
     """Look at the named workers, or at all. ConfigError if there is no readable configuration."""
     config = scope.read_in_force()
-    overview = look(scope, config, names)
-    accounts = {
-        view.worker.component_id: read_published(scope.paths.public, view.worker).account
-        for view in overview.views
-    }
-    return State(config, overview, accounts, time.monotonic())
+    return State(config, look(scope, config, names, memory=memory), time.monotonic())
 
 
 def show_worker(state: State, view: View) -> dict[str, Any]:
     """A worker as in docs/json.md#status, and totals of its account."""
-    account = state.accounts.get(view.worker.component_id, Account(view.worker.component_id))
-    totals = statistics(account, view.window_s, clock.now())
+    account = state.overview.accounts[view.worker.component_id]
     return view.to_json() | {
-        "total_restarts": totals.total_restarts,
-        "recoveries": totals.recoveries,
-        "crashes": [each.wall_ms for each in account.records if each.kind][-20:],
+        "total_restarts": view.statistics.total_restarts,
+        "recoveries": view.statistics.recoveries,
+        "crashes": [each.wall_ms for each in map(Record.read, account.rows[-20:]) if each.kind],
     }
-
-
-def ask_snapshot(scope: Scope) -> dict[str, dict[str, Any]]:
-    """Each worker as the supervisor describes it; {} if it does not answer."""
-    answer = client.ask(scope.paths.live, {"op": SNAPSHOT}, timeout_s=1.0)
-    return {str(each.get("component")): each for each in get_objects(answer, "workers")}
 
 
 def list_workers(state: State) -> dict[str, Any]:
@@ -258,63 +237,25 @@ def read_fleet(scope: Scope) -> dict[str, Any]:
     }
 
 
-def list_incidents(state: State) -> dict[str, Any]:
-    """Open incidents, by the holds that they made; past ones, by the controller's entries in the
-    journal. Only root can read the ledger's own document."""
-    now: dict[str, dict[str, Any]] = {}
+def list_incidents(scope: Scope, state: State) -> dict[str, Any]:
+    """Incidents as the controller publishes them: open ones first, then the newest. Which workers
+    an open one holds is as they were just looked at."""
+    found, problem = read_incidents(scope.paths.public)
+    held: dict[str, list[str]] = {}
     for view in state.overview.views:
         if view.held.startswith(INCIDENT):
-            found = now.setdefault(
-                view.worker.pool,
-                {"pool": view.worker.pool, "open": True, "text": view.held, "held": []},
-            )
-            found["held"].append(view.worker.component_id)
-    past, notes = _read_past_incidents()
-    for pool, found in now.items():
-        canary = _CANARY.search(found["text"])
-        found["canary"] = canary[1] if canary else None
-        started = [each for each in past if each["pool"] == pool and each["closed_ms"] is None]
-        found["opened_ms"] = started[-1]["opened_ms"] if started else None
-        found["closed_ms"], found["closed"] = None, None
-    shown = [each for each in past if not (each["pool"] in now and each["closed_ms"] is None)]
-    return {"incidents": [*now.values(), *reversed(shown)], "notes": notes}
-
-
-def _read_past_incidents() -> tuple[list[dict[str, Any]], list[str]]:
-    terms = [[f"MESSAGE_ID={each}"] for each in (_OPENED, _CLOSED)]
-    with Journal(deadline=time.monotonic() + _JOURNAL_S) as journal:
-        entries = journal.read_back(terms, limit=_MAX_INCIDENTS, wanted=_is_controllers)
-        notes = []
-        if not journal.is_readable:
-            notes.append("past incidents are in the journal, which this process may not read")
-        elif journal.cut_short:
-            notes.append("the journal is long: older incidents are left out")
-    past: list[dict[str, Any]] = []
-    opened: dict[str, dict[str, Any]] = {}
-    for entry in entries:
-        pool, text = entry.get("NOMARR_POOL"), entry.get("NOMARR_REASON") or entry.text
-        if entry.message_id == _OPENED:
-            canary = _CANARY.search(text)
-            opened[pool] = {
-                "pool": pool,
-                "open": False,
-                "text": text,
-                "held": [],
-                "canary": canary[1] if canary else None,
-                "opened_ms": entry.wall_us // 1000,
-                "closed_ms": None,
-                "closed": None,
-            }
-            past.append(opened[pool])
-        elif pool in opened:
-            opened.pop(pool).update(closed_ms=entry.wall_us // 1000, closed=text)
-    return past, notes
-
-
-def _is_controllers(entry: Entry) -> bool:
-    """True unless a worker wrote the entry. Only journald sets the unit that wrote it."""
-    unit = entry.get("_SYSTEMD_USER_UNIT") or entry.get("_SYSTEMD_UNIT")
-    return not unit.startswith("nomarr-worker@")
+            held.setdefault(view.worker.pool, []).append(view.worker.component_id)
+    shown = [
+        incident_to_json(each)
+        | {
+            "open": not each.closed,
+            "text": each.text,
+            "held": [] if each.closed else held.get(each.pool, []),
+        }
+        for each in reversed(found)
+    ]
+    shown.sort(key=lambda each: not each["open"])
+    return {"incidents": shown, "notes": [problem] if problem else []}
 
 
 def _ask_history(

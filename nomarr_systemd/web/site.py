@@ -18,6 +18,7 @@ from tornado.httputil import HTTPServerRequest
 from nomarr_systemd.config.values import Config
 from nomarr_systemd.core.errors import NomarrError
 from nomarr_systemd.host.scope import Scope
+from nomarr_systemd.operate.overview import Memory
 from nomarr_systemd.web import readers
 from nomarr_systemd.web.broker import Broker
 from nomarr_systemd.web.guard import Guard, Refusal, find_peer_uid
@@ -52,6 +53,7 @@ class Site:
             self.openapi: dict[str, Any] = json.load(file)
         self._checks_peer = checks_peer
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="read")
+        self._memory = Memory()  # of the one look that runs at a time
         self._look: asyncio.Future[readers.State] | None = None
         self._state: readers.State | None = None
         self._lines: asyncio.Future[dict[str, Any]] | None = None
@@ -69,7 +71,8 @@ class Site:
         if done is not None and time.monotonic() - done.at <= _LOOK_S:
             return done
         if self._look is None:
-            self._look = asyncio.ensure_future(self.run(readers.read_state, self.scope))
+            look = self.run(readers.read_state, self.scope, (), self._memory)
+            self._look = asyncio.ensure_future(look)
             self._look.add_done_callback(self._take_look)
         return await asyncio.shield(self._look)
 
@@ -82,6 +85,7 @@ class Site:
     def _forget_look(self) -> None:
         """What was seen before the supervisor left or came back is not shown after it."""
         self._look = self._state = None
+        self._memory = Memory()  # the look that still runs has the other
 
     async def config(self) -> Config:
         """The configuration in force, which can be read without systemd."""
@@ -119,9 +123,7 @@ class Site:
             state = self._state  # nomarr_look_age_seconds says how old it is
         except NomarrError:
             state = None  # nomarr_up is 0
-        live = await self.run(readers.ask_snapshot, self.scope)
         sources = Sources(
-            live,
             {name: dict(queue) for name, queue in self.queues().items()},
             self.upstream.is_connected,
             self.upstream.lost,

@@ -25,7 +25,7 @@ BAR = 1.6
 _START = f"import sys; sys.path[:0] = {SEARCH!r};"
 _ASKED = (
     "from nomarr_systemd.systemd.manager import Manager;"
-    "Manager.show = lambda self, units, names: dict.fromkeys(units, {});"
+    "Manager.show = lambda self, units, names: dict.fromkeys(units, dict.fromkeys(names, ''));"
 )
 _RUN = "from nomarr_systemd.cli.main import main; main(sys.argv[1:])"
 

@@ -103,7 +103,11 @@ def measure() -> None:
                     taken.setdefault(contender, []).append(time.perf_counter() - started)
             floor, ours = (statistics.median(times) for times in taken.values())
             report(f"frames, {name}", f"{WORKERS / ours:,.0f} frames/s")
-            report("  to reading and splitting alone", f"{floor / ours:.2f}", "bar 0.35, aim 0.6")
+            report(
+                "  to reading and splitting alone",
+                f"{floor / ours:.2f}",
+                "bar 0.6",
+            )
         healthy = sum(state.status == "healthy" for state in bench.states.values())
         drops = sum(sum(decoder.drops.values()) for decoder in bench.decoders.values())
         if (healthy, drops) != (WORKERS, 0):

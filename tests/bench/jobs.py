@@ -1,5 +1,5 @@
-"""Jobs through the queue: claim, do nothing, complete, on SQLite and PostgreSQL, with one worker
-and more; and what finding one costs.
+"""Jobs through the queue: claim, do nothing, complete, on each backend, with one worker and more;
+and what finding one costs.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from nomarr_systemd.jobs import queue
 from nomarr_systemd.jobs.claims import Claims, End
 from nomarr_systemd.store.protocol import Store
 from nomarr_systemd.store.sqlite.store import SqliteStore
+from tests.arango_standin.running import run_standin
 from tests.bench.books import bare_commit
 from tests.bench.timing import compare, repeat, report
 from tests.support.places import DATABASE, Place, dump_place
@@ -121,10 +122,20 @@ def on_postgres(server: Postgres) -> Iterator[tuple[Place, Callable[[], object]]
         yield Place("", server, DATABASE), partial(cursor.execute, sql)
 
 
+@contextlib.contextmanager
+def on_standin() -> Iterator[tuple[Place, Callable[[], object]]]:
+    """ArangoDB's stand-in, a Python program in memory, and one bare request to it."""
+    with run_standin() as server:
+        server.call("POST", "/_api/database", {"name": DATABASE})
+        api = f"/_db/{DATABASE}/_api"
+        server.call("POST", f"{api}/collection", {"name": "bare"})
+        yield Place("", server, DATABASE), partial(server.call, "POST", f"{api}/document/bare", {})
+
+
 Begin = Callable[[], contextlib.AbstractContextManager[tuple[Place, Callable[[], object]]]]
 
 
-def measure_queue(name: str, begin: Begin) -> None:
+def measure_queue(name: str, begin: Begin, jobs: int = JOBS, rounds: int = ROUNDS) -> None:
     """Rounds of all numbers of workers in turn, each beside bare commits: so a busy moment of the
     machine or its disk hits all of them. Medians."""
     for batch in BATCHES:
@@ -136,11 +147,11 @@ def measure_queue(name: str, begin: Begin) -> None:
             contextlib.closing(place.open("work")) as store,
             contextlib.closing(Crew(place, max(WORKERS), batch)) as crew,
         ):
-            for number in range(ROUNDS * len(WORKERS)):
+            for number in range(rounds * len(WORKERS)):
                 workers = WORKERS[number % len(WORKERS)]
-                fill(store, JOBS, number * JOBS)
+                fill(store, jobs, number * jobs)
                 (before,) = compare([commit], COMMITS)
-                seconds = crew.race(workers, JOBS) / JOBS
+                seconds = crew.race(workers, jobs) / jobs
                 (after,) = compare([commit], COMMITS)
                 floors.append((before + after) / 2)
                 costs[workers].append(seconds / floors[-1])
@@ -152,7 +163,7 @@ def measure_queue(name: str, begin: Begin) -> None:
                 f"{name}: {workers} workers, claim_batch {batch}",
                 f"{rate:.0f} jobs/s",
                 f"{statistics.median(costs[workers]):.2f} bare commits each;"
-                f" {rate / alone:.2f} of one worker's rate",
+                f" {rate / alone:.2f} of one worker's rate, bar 1",
             )
         report(
             f"  to one bare durable commit of {name}", f"{statistics.median(floors) * 1e3:.2f} ms"
@@ -165,6 +176,8 @@ def measure() -> None:
         measure_queue("SQLite", partial(on_sqlite, directory))
         with run_postgres() as running:
             measure_queue("PostgreSQL", partial(on_postgres, running.server))
+        # It searches without an index; its figures say nothing of a server.
+        measure_queue("ArangoDB's stand-in", on_standin, jobs=40, rounds=2)
         measure_finding(directory)
 
 

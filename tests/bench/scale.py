@@ -1,8 +1,9 @@
-"""Growth from 10 to 4,096 workers under a real systemd, beside bare template instances: apply, an
-apply without changes, what a person asks, the death of all at once, and the supervisor's memory.
+"""Growth from 10 to 1,000 workers under a real systemd, beside bare template instances: apply, an
+apply without changes, what a person asks, the death of all at once, a reboot, and the supervisor's
+memory.
 
 Workers are a small C program, so that what is measured is systemd and ours. ``python -m
-tests.bench.scale 10 200`` measures these counts only. Two counts or more are drawn (growth.py).
+tests.bench.scale 4096`` measures this count only. All of one day are drawn together (growth.py).
 systemd does not answer while it handles a death, so its slowest answer is shown beside that when
 bare instances die.
 """
@@ -27,7 +28,8 @@ from tests.bench.timing import report
 from tests.support.lab import Lab
 from tests.support.operator_site import Installation
 
-COUNTS = (10, 100, 1000, 4096)
+Row = dict[str, float]
+COUNTS = (10, 100, 1000)  # 4,096 takes a quarter of an hour more
 HANGS_S = 1800.0  # only a hang takes longer, also on a busy machine
 PING_S = 0.05
 WORKER = r"""
@@ -131,6 +133,7 @@ class Site:
         subprocess.run(["gcc", "-O2", "-w", "-o", self.program, str(source)], check=True)
         bare = BARE.replace("{worker}", self.program).replace("{fifo}", self._fifo)
         lab.write_unit("bare@.service", bare)
+        lab.write_unit("bare.target", "[Unit]\n")
         lab.reload()
 
     @property
@@ -149,13 +152,22 @@ class Site:
         assert done.returncode in (0, 1, 3), f"{arguments}: {done.stderr[-2000:]}"
         return taken
 
-    def kill_all(self, units: list[str]) -> float:
-        """Seconds until all run again. Not all alike: that would be one incident."""
-        pids = self._pids(units)
-        begun = time.monotonic()
-        for number, pid in enumerate(pids):
+    def used_s(self) -> float:
+        """The processor time of the manager."""
+        fields = Path(f"/proc/{self.lab.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def kill_all(self, units: list[str]) -> None:
+        """Kill them and wait until all run again. Not all alike: that would be one incident."""
+        for number, pid in enumerate(self._pids(units)):
             os.kill(pid, (signal.SIGKILL, signal.SIGSEGV, signal.SIGFPE)[number % 3])
-        return self.starts.wait_for(len(units), HANGS_S) - begun
+        self.starts.wait_for(len(units), HANGS_S)
+
+    def start(self, target: str, count: int) -> None:
+        """Start the target and wait until all its workers run."""
+        # systemctl gives up while systemd loads thousands of units; the job is queued all the same.
+        self.lab.systemctl("start", "--no-block", target, check=False, timeout_s=HANGS_S)
+        self.starts.wait_for(count, HANGS_S)
 
     def _pids(self, units: list[str]) -> list[int]:
         # Not by systemctl: for each unit it has the manager read all directories of units.
@@ -174,89 +186,106 @@ class Site:
         )
 
 
-def measure_bare(site: Site, count: int) -> dict[str, float]:
-    """Start, and death of all at once, of bare template instances."""
+class Timed:
+    """Seconds of a step, and systemd's own of them, which a busy machine hardly changes."""
+
+    def __init__(self, site: Site, row: Row, name: str) -> None:
+        self._site, self._row, self._name = site, row, name
+
+    def __enter__(self) -> None:
+        self._began, self._used = time.monotonic(), self._site.used_s()
+
+    def __exit__(self, *_error: object) -> None:
+        self._row[self._name] = time.monotonic() - self._began
+        self._row[f"{self._name}_cpu"] = self._site.used_s() - self._used
+
+
+def measure_bare(site: Site, row: Row) -> None:
+    """Start, death of all at once, and a reboot, of bare template instances."""
+    count = int(row["workers"])
     units = [f"bare@{number}.service" for number in range(count)]
-    begun = time.monotonic()
-    site.lab.systemctl("start", *units, timeout_s=HANGS_S)
-    taken = time.monotonic() - begun
+    with Timed(site, row, "bare"):
+        site.lab.systemctl("start", *units, timeout_s=HANGS_S)
     site.starts.wait_for(count, HANGS_S)
-    with Patience(site.lab) as patience:
-        died = site.kill_all(units)
-    site.lab.systemctl("stop", *units, timeout_s=HANGS_S)
-    return {"bare": taken, "native": died, "native_answer": patience.worst_s}
+    load = f"load {os.getloadavg()[0]:.0f}"
+    report(f"{count} workers: start of bare instances", spell(row, "bare"), load)
+    with Patience(site.lab) as patience, Timed(site, row, "native"):
+        site.kill_all(units)
+    row["native_answer"] = patience.worst_s
+    report("  all killed at once, all running, native", spell(row, "native"))
+    wants = "".join(f"Wants={unit}\n" for unit in units)
+    site.lab.write_unit("bare.target.d/wants.conf", f"[Unit]\n{wants}")
+    site.lab.reboot()
+    with Timed(site, row, "native_boot"):
+        site.start("bare.target", count)
+    report("  systemd started again, all running, bare", spell(row, "native_boot"))
 
 
-def measure_ours(site: Site, count: int) -> dict[str, float]:
+def measure_ours(site: Site, row: Row, first: Row) -> None:
     """The same of our workers, and what else grows with their number."""
+    count = int(row["workers"])
+    site.lab.reboot()
     site.configure(count)
-    units = [f"nomarr-worker@tag-{number}.service" for number in range(count)]
-    found: dict[str, float] = {}
-    begun = time.monotonic()
-    site.ctl("apply", "--yes")
-    found["apply"] = site.starts.wait_for(count, HANGS_S) - begun
+    with Timed(site, row, "apply"):
+        site.ctl("apply", "--yes")
+        site.starts.wait_for(count, HANGS_S)
+    report("  apply, all running", spell(row, "apply", "bare"), "bar 1.3 at 1,000")
     site.lab.wait_for(
         lambda: site.lab.get("nomarr-reconcile.service", "ActiveState") == "inactive",
         what="the reconciler has looked",
         timeout_s=HANGS_S,
     )
-    found["nothing"] = site.ctl("apply", "--yes")
-    for name, words in (
-        ("status", ("status",)),
-        ("why", ("why", "tag-0")),
-        ("doctor", ("doctor",)),
-        ("events", ("events",)),
-    ):
-        found[name] = site.ctl(*words)
+    row["nothing"] = site.ctl("apply", "--yes")
+    report("  apply without changes", f"{row['nothing']:.2f} s", "bar 2 s at 4,096")
+    for name, *words in (("status",), ("why", "tag-0"), ("doctor",), ("events",)):
+        row[name] = site.ctl(name, *words)
+        report(f"  {name}", f"{row[name]:.2f} s", "bar 1 s at 4,096")
     status = Path(f"/proc/{site.lab.main_pid('nomarr-supervisor.service')}/status").read_text()
-    found["rss"] = int(status.partition("VmRSS:")[2].split()[0])
-    with Patience(site.lab) as patience:
-        found["death"] = site.kill_all(units)
-    found["answer"] = patience.worst_s
+    row["rss"] = int(status.partition("VmRSS:")[2].split()[0])
+    if row is not first:
+        grown = (row["rss"] - first["rss"]) / (count - first["workers"])
+        report("  supervisor, memory per worker", f"{grown:.1f} kB", "bar 10 kB")
+    units = [f"nomarr-worker@tag-{number}.service" for number in range(count)]
+    with Patience(site.lab) as patience, Timed(site, row, "death"):
+        site.kill_all(units)
+    row["answer"] = patience.worst_s
+    report("  all killed at once, all running", spell(row, "death", "native"), "bar 1.5 at 200")
+    answers = f"{row['answer'] * 1e3:.0f} ms, native {row['native_answer'] * 1e3:.0f}"
+    report("    systemd's slowest answer meanwhile", answers, "bar 1 s")
     site.wait_until_settled()
-    return found
+    site.lab.reboot()
+    with Timed(site, row, "boot"):
+        site.start("nomarr-workers.target", count)
+    report("  systemd started again, all running", spell(row, "boot", "native_boot"))
+
+
+def spell(row: Row, name: str, floor: str = "") -> str:
+    """Seconds, and systemd's own of them; then how many times the floor each is."""
+    figures = f"{row[name]:.2f} s ({row[f'{name}_cpu']:.2f})"
+    if not floor:
+        return figures
+    times = row[name] / row[floor]
+    own = row[f"{name}_cpu"] / max(row[f"{floor}_cpu"], 0.01)
+    return f"{figures}, {times:.2f} ({own:.2f})"
 
 
 @contextlib.contextmanager
 def make_site() -> Iterator[Site]:
     with lab_in_memory() as lab:
         os.environ["XDG_RUNTIME_DIR"] = lab.runtime  # for Patience
-        site = Site(lab)
-        yield site
-        with contextlib.suppress(Exception):
-            lab.systemctl("stop", "nomarr-workers.target", timeout_s=HANGS_S)
+        yield Site(lab)
 
 
 def measure(counts: tuple[int, ...] = COUNTS) -> None:
-    rows = []
+    print("seconds; in brackets those of systemd itself")
+    rows: list[Row] = []
     for count in counts:
+        rows.append({"workers": count})
         with make_site() as site:
-            bare = measure_bare(site, count)
-            rows.append({"workers": count} | bare | measure_ours(site, count))
-        tell(rows)
-    if len(rows) > 1:
+            measure_bare(site, rows[-1])
+            measure_ours(site, rows[-1], rows[0])
+        rows[-1]["load"] = os.getloadavg()[0]
         growth.keep(rows)
-
-
-def tell(rows: list[dict[str, float]]) -> None:
-    """The last row, beside the first."""
-    row = rows[-1]
-    count = int(row["workers"])
-    load = f"load {os.getloadavg()[0]:.0f}"
-    report(f"{count} workers: start of bare instances", f"{row['bare']:.2f} s", load)
-    ratio = row["apply"] / row["bare"]
-    report("  apply, all running", f"{row['apply']:.2f} s, {ratio:.2f}", "bar 1.3 at 1,000")
-    report("  apply without changes", f"{row['nothing']:.2f} s", "bar 2 s at 4,096")
-    for name in ("status", "why", "doctor", "events"):
-        report(f"  {name}", f"{row[name]:.2f} s", "bar 1 s at 4,096")
-    if len(rows) > 1:
-        grown = (row["rss"] - rows[0]["rss"]) / (count - rows[0]["workers"])
-        report("  supervisor, memory per worker", f"{grown:.1f} kB", "bar 10 kB")
-    ratio = row["death"] / row["native"]
-    report("  all killed at once, all running, native", f"{row['native']:.2f} s")
-    report("    ours", f"{row['death']:.2f} s, {ratio:.2f}", "bar 1.5 at 200")
-    answers = f"{row['answer'] * 1e3:.0f} ms, native {row['native_answer'] * 1e3:.0f}"
-    report("    systemd's slowest answer meanwhile", answers, "bar 1 s")
 
 
 if __name__ == "__main__":

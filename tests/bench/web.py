@@ -16,9 +16,15 @@ from pathlib import Path
 from typing import cast
 
 from nomarr_systemd.config.values import Config, Pool, StoreSettings, WebSettings
+from nomarr_systemd.core import account as book_keeping
+from nomarr_systemd.core.account import Account
+from nomarr_systemd.core.death import Death
 from nomarr_systemd.core.health import HealthRules
+from nomarr_systemd.core.policy import Rules
+from nomarr_systemd.host import clock
 from nomarr_systemd.ledger.health_history import Sample, append
 from nomarr_systemd.ledger.health_series import COARSE, FINE, MIDDLE
+from nomarr_systemd.store.protocol import POLICY_LEDGER
 from nomarr_systemd.store.sqlite.store import SqliteStore
 from tests.bench.timing import report
 from tests.support.lab import Lab
@@ -38,6 +44,15 @@ LAST_JOB = re.compile(rb'"current_job":"(last-[0-9]+)"')
 # Nothing but what is measured changes a worker.
 CALM = HealthRules(staleness_interval_s=3600, startup_timeout_s=3600)
 CHROMIUM = "/usr/bin/chromium"
+# Active, and known to systemd by a run, after a process that ends at once.
+IDLE = """\
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+ExecStart=
+ExecStart=/bin/true
+WatchdogSec=0
+"""
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -225,7 +240,7 @@ def read_cpu_s(pid: int) -> float:
 
 
 def measure_page(workers: int) -> None:
-    """Real units, none of which runs; a frame of each is enough for the supervisor."""
+    """Real units, which are active, with half a ring of records each."""
     with Lab() as lab:
         lab.install('[pool.tag]\ncommand = ["/bin/true"]\n')
         port = find_port()
@@ -235,15 +250,36 @@ def measure_page(workers: int) -> None:
             pools=(Pool("tag", workers=workers, command=("/bin/true",)),),
         )
         Path(lab.paths.resolved).write_text(json.dumps(config.to_dict()))
-        # As after an apply: a target that names them keeps them in systemd's memory.
+        Path(lab.units, "nomarr-worker@.service.d").mkdir()
+        lab.write_unit("nomarr-worker@.service.d/zz-bench.conf", IDLE)
         names = " ".join(each.unit for each in config.components())
-        lab.write_unit("many.target", f"[Unit]\nAfter={names}\n")
+        lab.write_unit("many.target", f"[Unit]\nWants={names}\n")
         lab.reload()
-        lab.systemctl("start", "many.target", "nomarr-supervisor.service", "nomarr-web.service")
+        fill_accounts(lab.paths.state, config)
+        programs = ("nomarr-supervisor.service", "nomarr-web.service")
+        lab.systemctl("start", "many.target", *programs, timeout_s=300)
+        lab.systemctl("start", "nomarr-reconcile.service", timeout_s=300)  # publishes the accounts
         client = Client(port)
         wait_until_ready(client)
         measure_answers(client, workers)
         measure_paint(port, workers)
+
+
+def fill_accounts(state: str, config: Config) -> None:
+    """The accounts of workers that died now and then over months."""
+    account, now = Account("worker:tag:0"), clock.now()
+    rules = Rules(max_lifetime_restarts=0)
+    for number in range(50):
+        then = now._replace(wall_ms=now.wall_ms - (50 - number) * 86_400_000, boot_id="a" * 32)
+        death = Death("worker:tag:0", f"{number:032x}", "signal", -11)
+        account = book_keeping.record_failure(account, death, rules, then)[0]
+        account = book_keeping.set_effect(account, death.invocation, "done", then)
+    document = book_keeping.to_doc(account)
+    names = [each.component_id for each in config.components()]
+    with closing(SqliteStore(state, "policy")) as store:
+        store.add(
+            POLICY_LEDGER, [{**document, "_key": name, "component_id": name} for name in names]
+        )
 
 
 def measure_answers(client: Client, workers: int) -> None:

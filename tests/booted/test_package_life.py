@@ -8,15 +8,14 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from nomarr_systemd.core.ids import parse_component
 from tests.support import packages
+from tests.support.frames_seen import Subscriber
 from tests.support.installed import WORKERS
 from tests.support.machine import STATE, Machine, MachineError, MachineUnavailable, unit_of
-from tests.support.supervision import Live
 from tests.support.trees import SUITES
 
 CONFIG = f"""\
@@ -108,11 +107,6 @@ def pids(machine: Machine, *names: str) -> list[str]:
     return [machine.get(name, "MainPID") for name in names]
 
 
-def sequences(event: dict[str, Any]) -> list[int]:
-    lines = event.get("frames", [])
-    return [json.loads(line.removeprefix("HEALTH|"))["seq"] for line in lines]
-
-
 def test_nothing_runs_until_it_is_configured(machine: Machine, deb: Path) -> None:
     said = packages.install(machine, deb)
     assert "rror" not in said
@@ -141,30 +135,24 @@ def test_an_upgrade_under_load_is_not_noticed(machine: Machine, deb: Path, newer
     configure(machine)
     workers = pids(machine, *NAMES)
     replaced = pids(machine, "nomarr-supervisor.service")
-    seen: dict[str, list[int]] = {name: [] for name in NAMES}
-    live = Live(str(machine.path(LIVE)))
-    live.send(op="subscribe", topics=["worker:*:frames"])
-    for _ in NAMES:
-        live.read()  # what was before
+    # It reads all the time: what a subscriber has not taken is lost with the old supervisor.
+    subscriber = Subscriber(str(machine.path(LIVE)), lambda _connection, _piece: None)
+    subscriber.wait_for_data(0)
 
     packages.install(machine, newer)
     assert packages.version_of(machine) == f"installed {NEWER}"
     assert machine.run("nomarrctl", "--version").stdout.strip() == f"nomarrctl {NEWER}"
     assert pids(machine, *NAMES) == workers
     assert pids(machine, "nomarr-supervisor.service") != replaced
-    while line := live._file.readline():  # everything that the old one read
-        event = json.loads(line)
-        worker = parse_component(event["topic"].removesuffix(":frames"))
-        seen[worker.instance] += sequences(event)
-    live.close()
-    live = Live(str(machine.path(LIVE)))
-    for name in NAMES:  # the new one keeps 200 frames: all that it read
-        box = live.ask(op="blackbox", component=name)
-        seen[name] += sequences(box)
-        assert len(seen[name]) > 5
-        assert seen[name] == list(range(seen[name][0], seen[name][-1] + 1)), "a frame was lost"
-    live.close()
+    subscriber.wait_for_data(1)
     wait_until_healthy(machine)
+    subscriber.close()
+    seen = subscriber.frames()
+    assert sorted(seen) == [parse_component(name).component_id for name in NAMES]
+    for frames in seen.values():
+        assert {frame.connection for frame in frames} == {0, 1}, "of the old and of the new one"
+        numbers = [frame.seq for frame in frames]
+        assert numbers == list(range(numbers[0], numbers[-1] + 1)), "a frame was lost"
 
     mask(machine, "tag-0")  # by the new controller
     assert pids(machine, "tag-1") == workers[1:]

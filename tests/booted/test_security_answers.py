@@ -15,6 +15,7 @@ from tests.support.installed import WORKERS
 from tests.support.machine import STATE, Machine
 from tests.support.poison import (
     FORGED,
+    HALF,
     HOSTILE_SUPERVISOR,
     POISON,
     check,
@@ -220,7 +221,7 @@ def poison_jobs(machine: Machine) -> None:
         "component_id": "c", "updated_wall_ms": "abc", "error": {"type": "t", "message": "m"},
         "crashes": [{"component_id": "a", "invocation": "b", "cause": "c"}],
     }  # fmt: skip
-    body = json.dumps(poison(job, ("pool", "status")))
+    body = json.dumps(poison(job, ("pool", "status"))).replace(HALF, "")
     insert = (
         f"import sqlite3; db = sqlite3.connect('{STATE}/work/work.db'); body = {body!r};"
         "db.execute(\"INSERT INTO jobs VALUES ('tag:poisoned', 'r', ?)\", (body,)); db.commit()"

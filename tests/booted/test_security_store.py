@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from nomarr_systemd.store.protocol import DOMAINS
 from tests.support import packages
+from tests.support.exposure import as_packaged, read_exposure
 from tests.support.installed import WORKERS
 from tests.support.machine import CONFIG, STATE, Machine
 
@@ -51,9 +53,11 @@ class Folder(Worker):
     def process(self, job):
         return "heard"
 """
+LEDGER = [each.name for each in DOMAINS["policy"]]
+SHAPELESS = ("5", '{"result":[5]}', "{}", "{{{", '{"result":' + "[" * 990 + "]" * 990 + "}")
 STANDIN = (
     "sleep infinity | PYTHONPATH=/opt /usr/bin/python3 -m tests.arango_standin --port 8529"
-    " --account ledger:secret --account work:other:nomarr:worker_restart_policy"
+    f" --account ledger:secret --account work:other:nomarr:{','.join(LEDGER)}"
     " --account careless:other:nomarr"
 )
 TELL = """\
@@ -243,7 +247,8 @@ def test_workers_never_hold_the_ledgers_password(machine: Machine) -> None:
     machine.path(path).chmod(0o600)
     configure(machine, ARANGO.replace('"work"', '"careless"'))
     said = machine.run("nomarrctl", "apply").stdout
-    assert "'careless' has a right to the ledger's documents" in said
+    named = ", ".join(LEDGER)
+    assert f"'careless' has a right to the ledger's documents ({named})" in said
     # One user for both is refused by the file's own check.
     configure(machine, ARANGO.replace('work_user = "work"\n', ""))
     done = machine.run("nomarrctl", "apply", check=False)
@@ -275,7 +280,7 @@ def test_answers_of_no_shape_stop_no_decision(machine: Machine) -> None:
     """Each ended or blocked the controller, and the worker stayed down (finding 11)."""
     configure(machine, ARANGO)
     machine.run("nomarrctl", "apply")
-    shapeless = ({"kind": "body", "body": body} for body in ("5", '{"result":[5]}'))
+    shapeless = ({"kind": "body", "body": body} for body in SHAPELESS)
     for fault in (*shapeless, {"kind": "trickle-body"}, {"kind": "endless"}):
         tell(machine, status=200, **fault)
         died = die_while_the_store_is_away(machine)
@@ -311,6 +316,12 @@ def test_a_network_is_for_a_store_on_a_server(machine: Machine) -> None:
         assert "AF_INET" in families(supervisor) & families("nomarr-controller.service")
         assert machine.get(supervisor, "MainPID") != before
         assert tries()
+        # The url has an address: it is the only one that they can reach.
+        for unit, most in ((supervisor, 1.3), ("nomarr-controller.service", 1.6)):
+            assert "127.0.0.0/8" in machine.get(unit, "IPAddressAllow")
+            assert "0.0.0.0/0" in machine.get(unit, "IPAddressDeny")
+            with as_packaged(machine):
+                assert read_exposure(machine, unit) <= most
     finally:
         machine.run("rm", "-r", place)
         machine.systemctl("daemon-reload")

@@ -221,8 +221,13 @@ def examine(machine: Machine, level: str = "bad") -> dict[str, str]:
     [
         ("controller.socket is masked", "systemctl mask --now nomarr-controller.socket"),
         ("onfailure@.service is masked", "systemctl mask nomarr-onfailure@.service"),
+        ("reconcile.timer is masked", "systemctl mask --now nomarr-reconcile.timer"),
+        ("workers.target is masked", "systemctl mask nomarr-workers.target"),
+        (f"{STATE}/hold belongs to uid", f"chown nomarr {STATE}/hold"),
+        (f"{STATE} can be changed by others", f"chmod 777 {STATE}"),
         ("cannot be used by all who need it", f"chown root:root {STATE}/work/work.db"),
         ("there is no group nomarr-view", "groupdel nomarr-view"),
+        ("there is no group nomarr", "userdel --force nomarr"),
         ("unit file is replaced by", f"cp {UNITS}/nomarr-worker@.service /etc/systemd/system/"),
         ("is gone, and the ledger with it", f"rm -r {STATE}"),
         ("unit files of the package are gone",
@@ -230,6 +235,7 @@ def examine(machine: Machine, level: str = "bad") -> dict[str, str]:
         ("cannot read, or others can: tag-0.json", f"chmod 600 {STATE}/public/tag-0.json"),
         ("cannot read, or others can: tag-0.json", f"chgrp root {STATE}/public/tag-0.json"),
         (f"cannot read {STATE}/public, or others can", f"chmod 700 {STATE}/public"),
+        (f"cannot read {STATE}/public, or others can", f"chown nomarr {STATE}/public"),
         ("not executable: nomarr-controller", "rm /usr/lib/nomarr-systemd/nomarr-controller"),
     ],
 )  # fmt: skip
@@ -239,7 +245,7 @@ def test_the_cure_of_doctor_works(machine: Machine, deb: Path, text: str, comman
         machine.kill(PYTHON)  # so that something is published
     machine.wait_for(lambda: machine.account(PYTHON).records, "a record")
     machine.wait_until_running(PYTHON, SHELL)
-    machine.wait_for(lambda: not examine(machine), "doctor is content", timeout_s=60)
+    machine.wait_for(lambda: not examine(machine), "doctor is content")
     # A controller that is still at work would publish again, which mends these by itself.
     resting = ("nomarr-controller.service", "nomarr-reconcile-soon.timer")
     for unit in resting if "/public" in command else ():
@@ -263,6 +269,6 @@ def test_the_cure_of_doctor_works(machine: Machine, deb: Path, text: str, comman
         found.update(examine(machine))
         return not examine(machine)
 
-    machine.wait_for(is_content, f"{cure} mends it", timeout_s=90)
+    machine.wait_for(is_content, f"{cure} mends it")
     print(f"meanwhile doctor found {found}")
     machine.wait_until_running(PYTHON, SHELL)

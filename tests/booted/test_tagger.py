@@ -39,7 +39,7 @@ def test_what_the_readme_says(machine: Machine) -> None:
         found = {path: job["status"] for path, job in jobs().items() if "hang" not in path}
         return all(status == expected(path) for path, status in found.items())
 
-    machine.wait_for(are_ended, "every job has its end", timeout_s=60)
+    machine.wait_for(are_ended, "every job has its end")
     found = jobs()
     assert len(found) >= 17
     sidecar = machine.path("/srv/music/songs/sine-1000.wav.tags.json")

@@ -13,10 +13,12 @@ from pathlib import Path
 import pytest
 
 from nomarr_systemd.core.policy import Rules
+from nomarr_systemd.ledger.incidents import IncidentStore
 from nomarr_systemd.ledger.ledger import Ledger
-from nomarr_systemd.ledger.public import Publisher
+from nomarr_systemd.ledger.public import Publisher, read_incidents
 from nomarr_systemd.ledger.spool import Spool
 from nomarr_systemd.store.sqlite.store import SqliteStore
+from tests.support.incidents import close_first, open_second
 from tests.support.kill_points import at_each, kill, kill_points
 from tests.support.moments import death
 from tests.support.spooled import entry, replay
@@ -59,6 +61,14 @@ from tests.support.spooled import replay
 store = SqliteStore(os.path.join(sys.argv[1], "state"), "policy")
 replay(Spool(os.path.join(sys.argv[1], "spool")), Ledger(store))
 store.close()
+"""
+
+
+INCIDENT = """
+import os, sys
+from tests.support.incidents import open_second
+
+open_second(sys.argv[1])
 """
 
 
@@ -143,5 +153,28 @@ def test_a_replay_killed_anywhere(tmp_path: Path) -> None:
         assert [record.invocation for record in account.records] == [f"{1:032x}", f"{2:032x}"]
         assert os.listdir(directory / "spool") == []
         store.close()
+
+    at_each(points, check)
+
+
+@pytest.mark.slow
+def test_an_incident_that_replaces_another_killed_anywhere(tmp_path: Path) -> None:
+    """The one before it is kept, once, and both are shown."""
+    close_first(str(tmp_path / "good"))
+    points = kill_points(INCIDENT, tmp_path / "good")
+    assert len(points) > 10
+
+    def check(name: str, number: int) -> None:
+        directory = tmp_path / f"{name}-{number}"
+        first = close_first(str(directory))
+        kill(INCIDENT, directory, name, number)
+        store = SqliteStore(str(directory), "policy")
+        found = [each.key for each in IncidentStore(store).history(10)]
+        assert found[0] == first.key
+        assert len(found) == len(set(found)) <= 2
+        store.close()
+        second = open_second(str(directory))
+        shown, problem = read_incidents(str(directory / "public"))
+        assert ([each.key for each in shown], problem) == ([first.key, second.key], "")
 
     at_each(points, check)

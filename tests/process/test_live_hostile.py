@@ -20,18 +20,22 @@ from hypothesis import strategies as st
 from nomarr_systemd.cli.events import describe
 from nomarr_systemd.cli.health_history import draw
 from nomarr_systemd.config.values import Config, Pool
+from nomarr_systemd.core.account import Account
 from nomarr_systemd.core.errors import NomarrError
 from nomarr_systemd.core.ids import Component
+from nomarr_systemd.host import clock
 from nomarr_systemd.host.layout import Paths
 from nomarr_systemd.host.scope import make_scope
 from nomarr_systemd.jobs.view import view_job
 from nomarr_systemd.ledger.health_series import parse_answer
+from nomarr_systemd.ledger.public import Published
 from nomarr_systemd.live import answers, client
 from nomarr_systemd.live.client import Batch
-from nomarr_systemd.operate import job_reading
+from nomarr_systemd.operate import job_reading, overview
 from nomarr_systemd.operate.job_reading import LiveReader
 from nomarr_systemd.web import readers
 from nomarr_systemd.web.broker import Broker
+from nomarr_systemd.web.metrics import Metrics, Sources
 from nomarr_systemd.web.upstream import Upstream
 from tests.support.depth import times
 
@@ -45,8 +49,10 @@ NAMES = (
     "last_crash", "supervisor", "progress_age_s", "frame_age_s", "metrics",
 )  # fmt: skip
 LEAVES = (
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20)
-    | st.sampled_from([POISON, 5, 10**300, -1, "HEALTH|{}", 'HEALTH|{"job":[[1]],"seq":"x"}'])
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=20) | st.sampled_from(
+        [POISON, 5, 10**300, -1, "HEALTH|{}", 'HEALTH|{"job":[[1]],"seq":"x"}']
+    )
 )  # fmt: skip
 ANY = st.recursive(
     LEAVES,
@@ -348,9 +354,33 @@ def test_history_and_jobs_of_any_shape_are_shown_or_not(answer: dict[str, Any]) 
             readers.read_sparklines(scope, config),
             readers.list_jobs(scope, config, {}),
             readers.read_frames(scope, TAG),
-            readers.ask_snapshot(scope),
         ):
             assert json.dumps(found, allow_nan=False).isascii()
+
+
+@given(st.dictionaries(st.sampled_from(["frames", "drops", "frame_age_s"]), ANY))
+@example({"drops": {"bad": "x", "worse": None, "long": 2}, "frames": 10**400})
+@example({"frames": float("inf"), "frame_age_s": float("nan"), "drops": [1]})
+def test_figures_of_any_shape_are_counted_or_not(said: dict[str, Any]) -> None:
+    facts = dict.fromkeys(overview.FACTS, "") | {"ActiveState": "active", "LoadState": "loaded"}
+    config = Config(pools=(Pool("tag", command=("/bin/true",)),))
+    account = Account("worker:tag:0")
+    view = overview._view(TAG, config, facts, None, "", Published(account), clock.now())
+    seen = overview.Overview(
+        [view],
+        {},
+        "active",
+        True,
+        1,
+        accounts={"worker:tag:0": account},
+        said={"worker:tag:0": said},
+    )
+    text = Metrics().render(readers.State(config, seen, 0.0), Sources({}, True, 0, 0)).decode()
+    lines = [line for line in text.splitlines() if line.startswith("nomarr_worker_dropped_lines_")]
+    if said.get("drops") == {"bad": "x", "worse": None, "long": 2}:
+        assert lines == ['nomarr_worker_dropped_lines_total{pool="tag",worker="tag-0"} 2.0']
+    for line in text.splitlines():
+        assert line.startswith("#") or float(line.rpartition(" ")[2]) < 1e19
 
 
 def test_the_page_goes_on_after_an_event_of_no_shape(server: Server) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nomarr_systemd.config.values import Config, Pool, StoreSettings
-from nomarr_systemd.controller.observe import Seen, _recall
+from nomarr_systemd.controller.observe import Seen, _forget_reset, _recall
 from nomarr_systemd.controller.reports import Report
 from nomarr_systemd.controller.site import Site
 from nomarr_systemd.core.ids import Component
@@ -36,6 +36,29 @@ def test_the_mark_of_a_failed_pool_is_no_death_alike(tmp_path: Path) -> None:
         report = Report(Component("tag", 0), run(8), "exit-code", "exited", "1")
         found = _recall(site, [report], Seen({}, {}), clock.now())
     assert [each.invocation for each in found["tag"]] == [run(9)]
+
+
+@pytest.mark.parametrize("is_reset", [False, True])
+def test_deaths_before_a_reset_make_no_incident(tmp_path: Path, is_reset: bool) -> None:
+    """Two workers died, the pool was reset, and the next death within ten seconds opened an
+    incident, so that the pool did not fail by its policy."""
+    state = tmp_path / "state"
+    state.mkdir()
+    paths = Paths(str(tmp_path), str(state), user=True)
+    config = Config(store=StoreSettings(f"sqlite://{state}"), pools=(Pool("tag", workers=3),))
+    with contextlib.closing(Site(paths, config, Manager(user=True))) as site:
+        first, *others = config.components()
+        for number, each in enumerate(others):
+            earlier = death(run(number))._replace(component_id=each.component_id)
+            site.ledger.record_failure(earlier, PLAIN, at=clock.now().later(-1000))
+        if is_reset:
+            for each in others:
+                site.ledger.reset_restart_count(each.component_id)
+        died = death(run(9))._replace(component_id=first.component_id)
+        report = Report(first, run(9), "exit-code", "exited", "1")
+        recent = _recall(site, [report], Seen({}, {}), clock.now())
+        _forget_reset(site, recent, {first: [died]}, clock.now())
+        assert len(recent["tag"]) == len(site.recent["tag"]) == (0 if is_reset else 2)
 
 
 @pytest.mark.parametrize(

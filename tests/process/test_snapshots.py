@@ -70,7 +70,7 @@ def test_what_waited_is_written_when_the_store_is_back(
         finally:
             tries += 1
 
-    monkeypatch.setattr(snapshots, "open_work_store", open_counted)
+    monkeypatch.setattr(snapshots, "open_bounded", open_counted)
     store = tmp_path / "store"
     store.write_text("no directory")
     settings = StoreSettings(f"sqlite://{store}")

@@ -13,7 +13,8 @@ import pytest
 from nomarr_systemd.core.health import HealthRules
 from nomarr_systemd.ledger.health_history import COLLECTION
 from nomarr_systemd.store.sqlite.store import SqliteStore
-from tests.support.supervision import PATIENCE_S, Lab, make_lab, status_of
+from tests.support.supervision import Lab, make_lab, status_of
+from tests.support.waiting import PATIENCE_S
 
 QUICK = HealthRules(staleness_interval_s=0.1, startup_timeout_s=0.3, min_recovery_s=0.1)
 CALM = HealthRules(staleness_interval_s=3600, startup_timeout_s=3600)

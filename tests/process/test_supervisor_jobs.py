@@ -7,6 +7,7 @@ import signal
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +20,8 @@ from nomarr_systemd.jobs.claims import CLAIMS, Claims, End
 from nomarr_systemd.jobs.settlement import failure_of
 from nomarr_systemd.store.protocol import Doc
 from nomarr_systemd.store.sqlite.store import SqliteStore
-from tests.support.supervision import PATIENCE_S, Lab, Live, make_lab
+from tests.support.supervision import Lab, Live, make_lab
+from tests.support.waiting import PATIENCE_S
 
 LONG = 600.0  # a claim_timeout_s that has no part in a test
 
@@ -362,6 +364,64 @@ def test_damaged_claims_keep_no_other_from_being_settled(desk: Desk) -> None:
     desk.take(desk.begin("tag-0"))
     desk.lab.end_run("tag-0")
     desk.until(lambda: desk.job()["status"] == "pending")
+
+
+@pytest.mark.parametrize("figure", ["1e308", "1" + "0" * 400, "-1e308", "1" + "0" * 30])
+def test_figures_beyond_all_numbers_stop_no_queue(desk: Desk, figure: str) -> None:
+    """A frame of one worker: sums of such numbers are infinite, and no store keeps them."""
+    desk.start()
+    invocation = desk.begin("tag-0")
+    events = desk.lab.subscribe("queue:tag:status", "queue:jobs")
+    metrics = f'"metrics":{{"avg_time_s":{figure},"files_processed":{figure}}}'
+    line = f'HEALTH|{{"component_id":"worker:tag:0","status":"healthy",{metrics}}}\n'
+    desk.lab.writer("tag-0").raw(line.encode())
+    desk.until(lambda: desk.lab.snapshot()["worker:tag:0"]["frames"])
+    desk.take(invocation)
+    desk.lab.writer("tag-1").frame(phase="processing", job="/b")
+    state = events.until(lambda event: event.get("queue", {}).get("running") == 1)[-1]["queue"]
+    assert (state["avg_time"], state["eta"]) == (None, None)
+    assert "cannot be settled" not in desk.lab.said()
+
+
+def test_what_a_worker_writes_into_the_store_takes_no_memory(desk: Desk) -> None:
+    desk.start()
+    invocation = desk.begin("tag-0")
+    desk.take(invocation)
+    before = desk.lab.pid
+    lists = "[" + "[]," * 700_000 + "[]]"  # each takes 64 bytes in memory, and 3 here
+    deep = "[" * 970 + "]" * 970
+    with sqlite3.connect(desk.store.path) as db:
+        insert = "INSERT INTO {} VALUES (?, 'r', ?)"
+        job = '{{"pool": "tag", "status": "error", "path": "/x", "result": {}}}'
+        claim = '{{"host": "", "pool": "tag", "job": [], "more": {}}}'
+        db.execute(insert.format("jobs"), ("tag:deep:1", job.format(deep)))
+        rows = [(f"{number}", claim.format(lists)) for number in range(20)]
+        db.executemany(insert.format("worker_claims"), rows)
+    db.close()
+    live = desk.lab.live()
+    listed = live.ask(op="jobs", pool="tag", status="error")
+    assert listed["ok"]
+    assert listed["jobs"] == []
+    events = desk.lab.subscribe("queue:jobs")
+    desk.lab.writer("tag-0").frame(phase="processing", job="/a")
+    desk.until(lambda: "more than 16 MiB at once" in desk.lab.said())
+    facts = Path(f"/proc/{before}/status").read_text()
+    assert int(facts.partition("VmHWM:")[2].split()[0]) < 300_000  # kB
+    with sqlite3.connect(desk.store.path) as db:
+        db.execute("DELETE FROM worker_claims WHERE rev = 'r'")
+    db.close()
+    events.until(lambda event: event["type"] == "job_update")
+
+
+def test_an_answer_that_no_client_reads_is_not_kept(desk: Desk) -> None:
+    desk.start()
+    for number in range(15):
+        doc = {"_key": f"tag:x:{number:024x}", "pool": "tag", "status": "done", "path": "/x"}
+        desk.store.insert(queue.JOBS, {**doc, "result": "\U0001f480" * 60_000})  # 12 bytes each
+    live = desk.lab.live()
+    told = live.ask(op="jobs", pool="tag", status="done")
+    assert told["error"] == "the answer is longer than 8388608 bytes; ask for less"
+    assert len(live.ask(op="jobs", pool="tag", status="done", limit=10)["jobs"]) == 10
 
 
 def test_queues_and_jobs_are_shown(desk: Desk) -> None:

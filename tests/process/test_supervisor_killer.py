@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from nomarr_systemd.core.frames import EVENTS, Frame
+from nomarr_systemd.core.frames import Decoder
 from nomarr_systemd.core.health import State
 from nomarr_systemd.core.ids import Component
 from nomarr_systemd.supervisor import disagreement
@@ -24,7 +24,7 @@ from nomarr_systemd.supervisor.loop import Loop
 from nomarr_systemd.supervisor.run_state import RunState
 from nomarr_systemd.supervisor.unit_queries import Answer, UnitQueries
 from nomarr_systemd.supervisor.workers import Workers
-from tests.support.supervision import PATIENCE_S
+from tests.support.waiting import PATIENCE_S
 
 RUN = "a" * 32
 STUBBORN = """
@@ -279,11 +279,14 @@ def test_the_two_witnesses() -> None:
 
 def test_a_frame_without_progress() -> None:
     def stalled(said: bytes, limit: float) -> bool:
-        return is_stalled(Frame(EVENTS["healthy"], b"HEALTH|{" + said + b"}", ""), limit)
+        line = b'HEALTH|{"component_id":"worker:tag:0","status":"healthy"' + said + b"}\n"
+        (frame,) = Decoder("worker:tag:0").feed(line)
+        return is_stalled(frame, limit)
 
-    assert stalled(b'"progress_age_s":300.5', 300)
-    assert stalled(b'"progress_age_s": 301', 300)
-    assert not stalled(b'"progress_age_s":299', 300)
-    assert not stalled(b'"progress_age_s":999', 0)
-    assert not stalled(b'"metrics":{"progress_age_s":999}', 300)
+    assert stalled(b',"progress_age_s":300.5', 300)
+    assert stalled(b',"progress_age_s": 301', 300)
+    assert not stalled(b',"progress_age_s":299', 300)
+    assert not stalled(b',"progress_age_s":null', 300)
+    assert not stalled(b',"progress_age_s":999', 0)
+    assert not stalled(b',"metrics":{"progress_age_s":999}', 300)
     assert not stalled(b"", 300)

@@ -21,7 +21,8 @@ from nomarr_systemd.supervisor import live_server
 from nomarr_systemd.supervisor.loop import Loop
 from nomarr_systemd.supervisor.supervisor import Supervisor
 from tests.support.capabilities import needs_root
-from tests.support.supervision import PATIENCE_S, Lab, Live, make_lab, status_of
+from tests.support.supervision import Lab, Live, make_lab, status_of
+from tests.support.waiting import PATIENCE_S
 
 CALM = HealthRules(staleness_interval_s=3600, startup_timeout_s=3600)
 

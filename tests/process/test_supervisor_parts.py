@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
+import random
 import select
 import socket
 import subprocess
@@ -23,13 +25,13 @@ from nomarr_systemd.core.health import REGISTERED
 from nomarr_systemd.core.ids import Component
 from nomarr_systemd.host.inotify import DirectoryWatch
 from nomarr_systemd.live.protocol import Patterns
-from nomarr_systemd.supervisor.frame_ring import CAPACITY, FrameRing
+from nomarr_systemd.supervisor.frame_ring import CAPACITY, MAX_PACKED, FrameRing
 from nomarr_systemd.supervisor.log import WARNING, RateLimit, log
 from nomarr_systemd.supervisor.loop import FEW, Loop
 from nomarr_systemd.supervisor.run_state import RECORD, RunState
 from nomarr_systemd.supervisor.run_state import encode as encode_record
 from nomarr_systemd.supervisor.workers import Deadlines, Workers
-from tests.support.supervision import PATIENCE_S
+from tests.support.waiting import PATIENCE_S
 
 
 def test_deadlines_come_after_input_and_in_order() -> None:
@@ -231,6 +233,16 @@ def test_the_ring_forgets_the_oldest(step: int) -> None:
         ring.add(lines[start : start + step], start, "ab" * 16)
         seen = lines[: start + step]
         assert [each.line for each in ring.frames()] == seen[-CAPACITY:]
+
+
+def test_the_ring_keeps_fewer_frames_that_cannot_be_compressed() -> None:
+    ring = FrameRing()
+    lines = [base64.b64encode(random.Random(n).randbytes(3000)) for n in range(CAPACITY)]
+    for line in lines:
+        ring.add([line], 1, "ab" * 16)
+    kept = [each.line for each in ring.frames()]
+    assert kept == lines[-len(kept) :]
+    assert 0 < sum(map(len, kept)) < 3 * MAX_PACKED
 
 
 def test_patterns() -> None:

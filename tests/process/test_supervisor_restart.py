@@ -24,7 +24,8 @@ from nomarr_systemd.supervisor.run_state import RunState
 from nomarr_systemd.supervisor.supervisor import Supervisor
 from nomarr_systemd.supervisor.workers import Worker, Workers
 from tests.support.capabilities import needs_root
-from tests.support.supervision import PATIENCE_S, Lab, Live, make_lab, status_of
+from tests.support.supervision import Lab, Live, make_lab, status_of
+from tests.support.waiting import PATIENCE_S
 
 CALM = HealthRules(staleness_interval_s=3600, startup_timeout_s=3600)
 

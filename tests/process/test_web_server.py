@@ -21,7 +21,8 @@ from nomarr_systemd.web import stream as stream_module
 from nomarr_systemd.web.guard import LOCAL_NAMES, Guard
 from nomarr_systemd.web.server import make_server, open_sockets
 from nomarr_systemd.web.site import Site
-from tests.support.supervision import PATIENCE_S, Lab, make_lab
+from tests.support.supervision import Lab, make_lab
+from tests.support.waiting import PATIENCE_S
 from tests.support.web_process import serve
 from tests.support.web_site import Client, find_port
 

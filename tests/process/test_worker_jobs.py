@@ -19,7 +19,8 @@ from nomarr_systemd.jobs.owed_results import OwedResults
 from nomarr_systemd.jobs.settlement import settle
 from nomarr_systemd.jobs.stats import GpuHealth, publish, report_gpu
 from nomarr_systemd.store.sqlite.store import SqliteStore
-from tests.support.running_worker import INVOCATION, PATIENCE_S, Start, workers
+from tests.support.running_worker import INVOCATION, Start, workers
+from tests.support.waiting import PATIENCE_S
 
 
 @pytest.fixture(name="start")

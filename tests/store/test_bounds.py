@@ -4,6 +4,9 @@ disk: a stated size, however long they are."""
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,10 +24,24 @@ from nomarr_systemd.ledger.ledger import Ledger
 from nomarr_systemd.ledger.public import MAX_BYTES, Publisher, read_published
 from nomarr_systemd.store.protocol import POLICY_LEDGER
 from nomarr_systemd.store.sqlite.store import SqliteStore
+from tests.support.capabilities import needs_root
+from tests.support.users import NOBODY
 
 WORKER = parse_component("tag-0")
 LONG = "\U0001f480" * 100_000  # four bytes each
 ACCOUNT_BYTES = 460_000
+BOOK = """
+import sys
+from nomarr_systemd.core.death import Death
+from nomarr_systemd.core.policy import Rules
+from nomarr_systemd.ledger.ledger import Ledger
+from nomarr_systemd.store.sqlite.store import SqliteStore
+
+ledger = Ledger(SqliteStore(sys.argv[1], "policy"))
+for number in range(100):
+    ledger.record_failure(Death("worker:tag:0", f"{number:032x}", "exit", 1), Rules())
+print(len(ledger.account("worker:tag:0").records))
+"""
 NOTE_BYTES = 18_000
 
 
@@ -71,3 +88,32 @@ def test_a_hold(tmp_path: Path) -> None:
     text = (tmp_path / "tag-0").read_text()
     assert len(text.encode()) < 2100
     assert text.removesuffix("\n").isprintable()
+
+
+@needs_root
+def test_what_ext4_keeps_for_root(tmp_path: Path) -> None:
+    """Workers fill the disk of the ledger: their own writes fail, those of the controller, which is
+    root without capabilities, do not."""
+    image, disk = tmp_path / "image", tmp_path / "disk"
+    with image.open("wb") as file:
+        file.truncate(160 << 20)
+    subprocess.run(["mkfs.ext4", "-q", "-m", "5", image], check=True)
+    disk.mkdir()
+    subprocess.run(["mount", "-o", "loop", image, disk], check=True)
+    try:
+        work, policy = disk / "work", disk / "policy"
+        for directory in (work, policy):
+            directory.mkdir(mode=0o700)
+        os.chown(work, NOBODY, NOBODY)
+        worker = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
+        fill = ("dd", "if=/dev/zero", "of=all", "bs=1M")
+        done = subprocess.run(
+            [*worker, *fill], cwd=work, capture_output=True, text=True, check=False
+        )
+        assert "No space left on device" in done.stderr
+        powerless = ("setpriv", "--bounding-set=-all", "--inh-caps=-all")
+        book = [*powerless, sys.executable, "-c", BOOK, str(policy)]
+        done = subprocess.run(book, capture_output=True, text=True, check=False)
+        assert done.stdout == "100\n", done.stderr
+    finally:
+        subprocess.run(["umount", disk], check=True)

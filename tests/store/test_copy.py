@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from click.testing import CliRunner
@@ -12,10 +13,12 @@ from click.testing import CliRunner
 from nomarr_systemd.cli.main import nomarrctl
 from nomarr_systemd.core.errors import NomarrError
 from nomarr_systemd.ledger.health_history import Sample, append
+from nomarr_systemd.ledger.incidents import IncidentStore
 from nomarr_systemd.operate import store_copy
 from nomarr_systemd.operate.store_copy import Side, copy_domain
-from nomarr_systemd.store.protocol import POLICY_LEDGER, Store
+from nomarr_systemd.store.protocol import DOMAINS, HOSTS, POLICY_LEDGER, Domain, Store
 from nomarr_systemd.store.sqlite.store import SqliteStore
+from tests.support.incidents import close_first, open_second
 from tests.support.places import Place
 
 HOST = "a" * 32
@@ -27,7 +30,9 @@ def filled(tmp_path: Path) -> str:
     directory = str(tmp_path / "old")
     with closing(SqliteStore(directory, "policy")) as policy:
         policy.insert(POLICY_LEDGER, {"_key": "worker:tag:0", "host": "", "text": "ä\0 🙂"})
-        policy.insert("meta", {"_key": "incident_tag", "host": "", "what": "incident"})
+        policy.insert("job_crashes", {"_key": "f" * 32, "host": "", "wall_ms": 1})
+    close_first(directory)
+    open_second(directory)  # now one is among the past ones
     with closing(SqliteStore(directory, "work")) as work:
         work.add("jobs", [{"_key": f"tag:{n:04d}", "n": n} for n in range(1200)])
         work.insert("worker_claims", {"_key": "claim_1", "host": "", "job": "tag:0001"})
@@ -44,8 +49,10 @@ def everything(store: Store, *collections: str) -> dict[str, list[dict[str, obje
     }
 
 
-WORK = ("health_history", "worker_claims", "jobs", "stats")
-POLICY = (POLICY_LEDGER, "meta", "job_crashes")
+POLICY, WORK = (
+    tuple(each.name for each in DOMAINS[domain] if each.name != HOSTS)
+    for domain in get_args(Domain)
+)
 
 
 def test_there_and_back(filled: str, place: Place, tmp_path: Path) -> None:
@@ -62,9 +69,12 @@ def test_there_and_back(filled: str, place: Place, tmp_path: Path) -> None:
             assert all(each.written == each.documents for each in done)
             if host and domain == "policy":
                 assert middle.get(POLICY_LEDGER, f"worker:tag:0@{HOST}")
+                there = IncidentStore(middle, HOST).history(10)
+                assert [each.closed for each in there] == ["worker:tag:0 is healthy", ""]
                 middle.insert(POLICY_LEDGER, {"_key": "worker:tag:0@other", "host": "other"})
             done = copy_domain(Side(middle, host), Side(new, ""), domain, lambda *_: None)  # type: ignore[arg-type]
             assert everything(old, *names) == everything(new, *names)
+            assert all(everything(old, *names).values()), "every collection has documents"
             assert sum(each.skipped for each in done) == (bool(host) and domain == "policy")
 
 

@@ -6,6 +6,7 @@ real server, ArangoDB.
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -24,6 +25,7 @@ from tests.support.capabilities import NOT_HERE
 from tests.support.places import DATABASE, Place
 from tests.support.postgres import Postgres
 
+ASKING = ("find", "first", "count", "tally", "prune", "update")
 ROOT = Path(nomarr_systemd.__file__).parent
 # Queries without an index, and why that is fine.
 SMALL = {
@@ -40,6 +42,7 @@ class Query(NamedTuple):
     collection: str
     equal: frozenset[str]
     order: str
+    is_count: bool = False  # by the values of this field
 
     def __str__(self) -> str:
         return f"{self.collection} by {' and '.join([*sorted(self.equal), self.order])}"
@@ -60,25 +63,35 @@ def collect() -> Iterator[tuple[str, int, str, str, ast.Call]]:
     known = {each.name for group in DOMAINS.values() for each in group}
     for path in sorted(ROOT.rglob("*.py")):
         module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
-        if module.startswith("store."):
+        text = path.read_text()
+        if module.startswith("store.") or not any(
+            f"{method}(" in text for method in (*ASKING, "walk")
+        ):
             continue
-        tree = ast.parse(path.read_text())
-        constants = {**_constants(tree), **_imported(tree)}
+        tree = _parse(path)
+        constants = {**_constants(path), **_imported(path)}
         for node in ast.walk(tree):
-            if (
-                isinstance(node, ast.Call)
-                and isinstance(node.func, ast.Attribute)
-                and node.func.attr in ("find", "first", "count", "tally", "prune", "update")
-                and node.args
-            ):
-                name = _value(node.args[0], constants)
-                if name in known:
-                    yield module, node.lineno, node.func.attr, name, node
+            if not isinstance(node, ast.Call):
+                continue
+            asked, method = node, ast.unparse(node.func).rpartition(".")[2]
+            if method == "walk":  # store.protocol's function, not a method: the store comes first
+                asked = ast.copy_location(ast.Call(node.func, node.args[1:], node.keywords), node)
+            elif method not in ASKING:
+                continue
+            name = _value(asked.args[0], constants) if asked.args else ""
+            if name in known:
+                yield module, node.lineno, method, name, asked
 
 
-def _constants(tree: ast.Module) -> dict[str, str]:
+@functools.cache
+def _parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@functools.cache
+def _constants(path: Path) -> dict[str, str]:
     found = {}
-    for node in tree.body:
+    for node in _parse(path).body:
         target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
         value = getattr(node, "value", None)
         if isinstance(target, ast.Name) and isinstance(value, ast.Constant):
@@ -86,13 +99,13 @@ def _constants(tree: ast.Module) -> dict[str, str]:
     return found
 
 
-def _imported(tree: ast.Module) -> dict[str, str]:
+def _imported(path: Path) -> dict[str, str]:
     found: dict[str, str] = {}
-    for node in tree.body:
+    for node in _parse(path).body:
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("nomarr_systemd."):
-            path = ROOT.joinpath(*str(node.module).split(".")[1:]).with_suffix(".py")
-            if path.exists():
-                constants = _constants(ast.parse(path.read_text()))
+            other = ROOT.joinpath(*str(node.module).split(".")[1:]).with_suffix(".py")
+            if other.exists():
+                constants = _constants(other)
                 found |= {
                     alias.asname or alias.name: constants[alias.name]
                     for alias in node.names
@@ -136,14 +149,16 @@ def read_query(method: str, collection: str, call: ast.Call, function: ast.AST) 
     if where is not None:
         assert isinstance(where, ast.Dict), ast.unparse(where)
         fields = {str(key.value) for key in where.keys if isinstance(key, ast.Constant)}
-    return Query(collection, frozenset(fields), str(order.value) if order else "_key")
+    name = str(order.value) if order else "_key"
+    return Query(collection, frozenset(fields), name, method == "tally")
 
 
+@functools.cache
 def all_queries() -> dict[str, Query]:
     """Where each query is made, and the query."""
     found = {}
     for module, line, method, collection, call in collect():
-        tree = ast.parse((ROOT / Path(*module.split("."))).with_suffix(".py").read_text())
+        tree = _parse((ROOT / Path(*module.split("."))).with_suffix(".py"))
         around = [
             node
             for node in ast.walk(tree)
@@ -199,10 +214,10 @@ def test_sqlite_uses_the_index(query: Query, tmp_path: Path) -> None:
     with closing(SqliteStore(str(tmp_path), DOMAIN_OF[query.collection])) as store:
         where: Equal = dict.fromkeys(query.equal, "x")
         store._file.run(lambda db: db.set_trace_callback(seen.append))
-        if where and query.order != "_key":
+        if query.is_count:
             store.tally(query.collection, where, query.order)
         elif where:
-            store.find(query.collection, where, limit=1)
+            store.find(query.collection, where, order=query.order, descending=True, limit=1)
         else:
             store.prune(query.collection, query.order, 5)
         asked = next(sql for sql in seen if sql.startswith(("SELECT", "DELETE")))
@@ -230,18 +245,18 @@ def test_postgresql_can_use_the_index(
     assert isinstance(store, PostgresStore)
     with closing(store):
         where: Equal = dict.fromkeys(query.equal, "x")
-        if where and query.order != "_key":
+        if query.is_count:
             store.tally(query.collection, where, query.order)
         elif where or query.order == "_key":
-            store.find(query.collection, where, limit=1)
+            store.find(query.collection, where, order=query.order, descending=True, limit=1)
         else:
             store.prune(query.collection, query.order, 5)
-        sql, values = asked[-1]
         forbid = "SET enable_seqscan = off; SET enable_bitmapscan = off; SET enable_sort = off"
+        sql, values = asked[-1]
         plan = str(store._link.ask(f"{forbid}; EXPLAIN {sql}", values).rows)
     fields = find_index(query, INDEXES[query.collection])
     name = f"{query.collection}_by_{'_'.join(fields)}" if fields else f"{query.collection}_pkey"
-    if query.equal and query.order != "_key":  # counted: any index by the compared fields serves
+    if query.is_count:  # any index by the compared fields serves
         name = f"{query.collection}_by_{'_'.join(sorted(query.equal))}"
     assert f"using {name}" in plan, plan
     assert "Sort" not in plan, plan

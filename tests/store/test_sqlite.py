@@ -22,7 +22,7 @@ from nomarr_systemd.core.errors import (
 )
 from nomarr_systemd.ledger.public import Publisher, open_policy_store
 from nomarr_systemd.store.open import open_store
-from nomarr_systemd.store.protocol import POLICY_LEDGER
+from nomarr_systemd.store.protocol import POLICY_LEDGER, walk
 from nomarr_systemd.store.sqlite.store import SqliteStore
 
 DOC = {"_key": "worker:tag:0", "n": 1}
@@ -276,6 +276,46 @@ def test_a_document_that_is_no_json_is_put_aside_alone(
     assert kept == [(b"worker:tag:0", body.encode() if isinstance(body, str) else body)]
 
 
+DEEP = '{"a":' + "[" * 900 + "]" * 900 + "}"
+
+
+@pytest.mark.parametrize("body", [DEEP, '{"a": NaN}', '{"a": "\\ud800"}', b"{}", 5, None])
+@pytest.mark.parametrize("rev", ["r", None])
+def test_rows_that_another_program_wrote_are_read_or_left_out(
+    directory: str, body: object, rev: str | None
+) -> None:
+    """The workers' own database may have any tables: these have neither types nor constraints."""
+    store = SqliteStore(directory, "work")
+    store.close()
+    with sqlite3.connect(store.path) as db:
+        db.execute("DROP TABLE jobs")
+        db.execute("CREATE TABLE jobs (key, rev, body)")
+        rows = [("a", "r", '{"n": 1}'), ("b", rev, body), (7, "r", "{}"), ("c", "r", '{"n": 2}')]
+        db.executemany("INSERT INTO jobs VALUES (?, ?, ?)", rows)
+    db.close()
+    store = SqliteStore(directory, "work")
+    assert [doc["n"] for doc in store.find("jobs") if doc["_key"] in "ac"] == [1, 2]
+    assert (store.get("jobs", "b") or {}).get("a") is None
+    assert [doc["n"] for doc in walk(store, "jobs", {"n": 2})] == [2]
+    store.close()
+
+
+def test_no_more_is_read_at_once_than_fits(directory: str) -> None:
+    store = SqliteStore(directory, "work")
+    for number in range(5):
+        store.insert("jobs", {"_key": str(number), "text": "x" * 300_000})
+    small = SqliteStore(directory, "work", most=1 << 20)
+    assert len(small.find("jobs", limit=3)) == 3
+    with pytest.raises(StoreUnavailable, match="more than 1 MiB at once"):
+        small.find("jobs")
+    store.insert("jobs", {"_key": "a", "text": "x" * 2_000_000})
+    with pytest.raises(StoreUnavailable, match="too big"):
+        small.get("jobs", "a")
+    assert store.get("jobs", "a")
+    store.close()
+    small.close()
+
+
 ASIDE = """
 import os, sys
 from nomarr_systemd.store.sqlite.store import SqliteStore
@@ -427,7 +467,7 @@ def test_a_removed_file_is_begun_again(directory: str) -> None:
 
 OPENER = """
 import sys
-from nomarr_systemd.store.protocol import POLICY_LEDGER
+from nomarr_systemd.store.protocol import POLICY_LEDGER, walk
 from nomarr_systemd.store.sqlite.store import SqliteStore
 print("ready", flush=True)
 sys.stdin.readline()
@@ -478,7 +518,7 @@ def test_eight_processes_begin_one_file(directory: str, corrupt: bool) -> None:
 FILLER = """
 import resource, signal, sys
 from nomarr_systemd.core.errors import StoreUnavailable
-from nomarr_systemd.store.protocol import POLICY_LEDGER
+from nomarr_systemd.store.protocol import POLICY_LEDGER, walk
 from nomarr_systemd.store.sqlite.store import SqliteStore
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

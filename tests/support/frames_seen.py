@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-PATIENCE_S = 60.0
+from tests.support.waiting import PATIENCE_S
 
 
 class Seen(NamedTuple):

@@ -73,7 +73,7 @@ class JobSite(Installation):
             doc = self.job(pool, name)
             return doc if doc["status"] == status else None
 
-        found = self.lab.wait_for(look, timeout_s=60, what=f"{name} is {status}")
+        found = self.lab.wait_for(look, what=f"{name} is {status}")
         assert found is not None
         return found
 
@@ -87,29 +87,33 @@ class JobSite(Installation):
             shown = self.lab.show(instance, "InvocationID", "ActiveState")
             return shown["InvocationID"] != old and shown["ActiveState"] == "active"
 
-        self.lab.wait_for(look, timeout_s=60, what=f"{instance} runs again")
+        self.lab.wait_for(look, what=f"{instance} runs again")
 
     def wait_until_masked(self, pool: str) -> None:
         """All of its workers, with the reason on record, and none of them running."""
         for name in self.instances(pool):
             self.lab.wait_for(
                 lambda: self.lab.get(name, "LoadState") == "masked",  # noqa: B023
-                timeout_s=60,
                 what=f"{name} is masked",
             )
-            self.lab.wait_until(name, "inactive", "failed", timeout_s=60)
+            self.lab.wait_until(name, "inactive", "failed")
             self.lab.wait_for(
                 lambda: self.account(name).failure_reason,  # noqa: B023
-                timeout_s=60,
                 what="the reason",
             )
 
-    def kill_all_with(self, instance: str) -> str:
-        """SIGKILL for supervisor, controller and the worker; the run that died."""
+    def kill_all_with(self, instance: str, number: int = signal.SIGKILL) -> str:
+        """SIGKILL for supervisor and controller, a signal for the worker; the run that died."""
         died = self.lab.get(instance, "InvocationID")
-        units = ("nomarr-supervisor.service", "nomarr-controller.service", instance)
-        for pid in [pid for unit in units if (pid := self.lab.find_main_pid(unit))]:
-            os.kill(pid, signal.SIGKILL)
+        units = {
+            "nomarr-supervisor.service": signal.SIGKILL,
+            "nomarr-controller.service": signal.SIGKILL,
+            instance: number,
+        }
+        pids = {self.lab.find_main_pid(unit): each for unit, each in units.items()}
+        for pid, each in pids.items():
+            if pid:
+                os.kill(pid, each)
         return died
 
     def runs(self, *pools: str) -> dict[str, str]:

@@ -18,7 +18,7 @@ def trace(program: str, directory: Path, *inject: str) -> subprocess.CompletedPr
     log = directory.with_suffix(".strace")
     command = ["strace", "-f", "-e", f"trace={CALLS}", "-o", str(log), *inject]
     return subprocess.run(
-        [*command, sys.executable, "-B", "-c", program, str(directory)],
+        [*command, sys.executable, "-c", program, str(directory)],
         capture_output=True,
         text=True,
         check=False,

@@ -1,14 +1,10 @@
-"""The private systemd of ``host.lab`` with our units in it, and what tests want to know of it.
-
-The only place of the systemd tier that sleeps: systemd tells nobody without a bus, so ``wait_for``
-looks again and again, for a bounded time.
-"""
+"""The private systemd of ``demo.lab`` with our units in it, and what tests want to know of it."""
 
 from __future__ import annotations
 
 import json
 import os
-import time
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -16,13 +12,14 @@ from typing import TypeVar
 from nomarr_systemd.config.file import parse
 from nomarr_systemd.config.values import Config
 from nomarr_systemd.core.ids import parse_component
-from nomarr_systemd.demo import lab
+from nomarr_systemd.demo import cgroup, lab
 from nomarr_systemd.host.layout import Paths, make_directories, make_programs
 from nomarr_systemd.systemd import unit_files
+from tests.support import properties, waiting
+from tests.support.waiting import PATIENCE_S
 
 CHECKOUT = Path(__file__).parents[2]
-LOOK_AGAIN_S = 0.01
-PATIENCE_S = 60.0  # only a hang takes longer, also on a busy machine
+COMPILED = shutil.ignore_patterns("__pycache__")  # it may be of another user
 
 # Instead of the controller: whatever the hook rings is kept for the test to read.
 BELL = """\
@@ -44,6 +41,16 @@ class Lab(lab.Lab):
     @property
     def paths(self) -> Paths:
         return Paths(self.runtime, f"{self.home}/state", user=True)
+
+    @property
+    def _socket(self) -> tuple[str, bool]:
+        return f"{self.runtime}/systemd/private", False
+
+    @property
+    def namespaces(self) -> list[str]:
+        """Files of /proc: what a program in the lab has entered."""
+        names = ("mnt", "uts") if self.name else ("mnt",)
+        return [f"/proc/{self.pid}/ns/{name}" for name in names]
 
     @property
     def libexec(self) -> str:
@@ -92,6 +99,18 @@ class Lab(lab.Lab):
         bell = Path(self.runtime, "bell")
         return bell.read_text().splitlines() if bell.exists() else []
 
+    def reboot(self) -> None:
+        """A power cut, and another manager: only what is outside the runtime directory is left.
+        It starts nothing by itself, and the kernel's boot id stays."""
+        assert self._manager
+        self._manager.kill()
+        self._manager.wait()
+        for place in self.cgroups:
+            cgroup.kill(f"{place}/manager")
+        shutil.rmtree(self.runtime)
+        os.mkdir(self.runtime, 0o700)
+        self._start_manager()
+
     def reload(self) -> None:
         self.systemctl("daemon-reload")
 
@@ -102,9 +121,12 @@ class Lab(lab.Lab):
     def stop(self, *workers: str) -> None:
         self.systemctl("stop", *map(unit_of, workers))
 
-    def show(self, name: str, *properties: str) -> dict[str, str]:
+    def show(self, name: str, *names: str) -> dict[str, str]:
         """The properties of a unit or of a worker."""
-        text = self.systemctl("show", f"--property={','.join(properties)}", unit_of(name))
+        unit = unit_of(name)
+        if properties.ASKED.issuperset(names):
+            return properties.ask(self._socket, [unit], names)[unit]
+        text = self.systemctl("show", f"--property={','.join(names)}", unit)
         return dict(line.partition("=")[::2] for line in text.splitlines())
 
     def get(self, name: str, wanted: str) -> str:
@@ -119,8 +141,9 @@ class Lab(lab.Lab):
 
     def main_pids(self, *names: str) -> list[int]:
         """Of several units, by one question."""
-        text = self.systemctl("show", "--property=MainPID", "--value", *map(unit_of, names))
-        pids = [int(pid) for pid in text.split()]
+        units = list(map(unit_of, names))
+        shown = properties.ask(self._socket, units, ["MainPID"])
+        pids = [int(shown[unit]["MainPID"]) for unit in units]
         without = [name for name, pid in zip(names, pids, strict=True) if not pid]
         assert not without, f"without a main process: {', '.join(without)}"
         return pids
@@ -133,11 +156,7 @@ class Lab(lab.Lab):
         self, look: Callable[[], _Found], *, timeout_s: float = PATIENCE_S, what: str = ""
     ) -> _Found:
         """What ``look`` finds, as soon as that is true."""
-        ends = time.monotonic() + timeout_s
-        while not (found := look()):
-            assert time.monotonic() < ends, f"not within {timeout_s:g} s: {what or look}"
-            time.sleep(LOOK_AGAIN_S)
-        return found
+        return waiting.wait_for(look, timeout_s, what or look)
 
     def wait_until(self, name: str, *states: str, timeout_s: float = PATIENCE_S) -> None:
         """Until a unit's ActiveState is one of these."""

@@ -8,13 +8,16 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from nomarr_systemd.core import account as book
 from nomarr_systemd.core.account import Account
 from nomarr_systemd.core.ledger_record import Record
-from tests.support.lab import CHECKOUT, Lab
+from tests.support import forked_ctl
+from tests.support.lab import CHECKOUT, COMPILED, Lab
+from tests.support.supervision import Live
 
 WORKER = """\
 #!/bin/sh
@@ -37,6 +40,8 @@ SYSTEM_PYTHON = "/usr/bin/python3"  # with the packages that packaging/prepare i
 class Installation:
     """One pool, ``tag``, of shell workers unless ``more`` says otherwise."""
 
+    forks = True  # calls of nomarrctl are forked, by forked_ctl
+
     def __init__(self, lab: Lab) -> None:
         self.lab = lab
         self.worker = lab.write_program("worker", WORKER)
@@ -44,9 +49,10 @@ class Installation:
         self.config = Path(lab.directory, "nomarr.toml")
         self.python, self.source = sys.executable, str(CHECKOUT)
         if lab.uid:  # who may read neither the checkout nor our Python has them installed
+            self.forks = False
             self.python, self.source = SYSTEM_PYTHON, f"{lab.directory}/lib"
             for part in ("nomarr_systemd", "units", "templates"):
-                shutil.copytree(CHECKOUT / part, f"{self.source}/{part}")
+                shutil.copytree(CHECKOUT / part, f"{self.source}/{part}", ignore=COMPILED)
             lab.hand_over()
 
     def configure(self, workers: int, *, backoff_s: float = 0.1, more: str = "") -> None:
@@ -56,17 +62,28 @@ class Installation:
             + f"watchdog_s = 3600\n{more}"
         )
 
+    @property
+    def _options(self) -> tuple[str, ...]:
+        return "--user", "--config", str(self.config)
+
     def command(self, *arguments: str) -> list[str]:
         """nomarrctl as it runs in the lab."""
         code = (
             f"import sys; sys.path.insert(0, {self.source!r});"
             "from nomarr_systemd.cli.main import main; sys.exit(main())"
         )
-        return [self.python, "-c", code, "--user", "--config", str(self.config), *arguments]
+        return [self.python, "-c", code, *self._options, *arguments]
 
     def ctl(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         if arguments[0] == "apply" and "--dry-run" not in arguments:
             arguments = (*arguments, "--yes")
+        if self.forks and not environment:
+            return forked_ctl.run(
+                [*self._options, *arguments],
+                self.lab.environment,
+                self.lab.directory,
+                self.lab.namespaces,
+            )
         given = [f"{name}={value}" for name, value in environment.items()]
         return self.lab.run(["env", *given, *self.command(*arguments)], check=False)
 
@@ -106,11 +123,22 @@ class Installation:
     def wait_until_healthy(self, *instances: str) -> None:
         wanted = {f"worker:{name.replace('-', ':')}" for name in instances}
 
-        def look() -> bool:
+        def seen_by_supervisor() -> bool:
+            try:
+                with closing(Live(self.lab.paths.live)) as live:
+                    answer = live.ask(op="snapshot")
+            except OSError:  # it is being started
+                return False
+            seen = {row["component"]: row["status"] for row in answer["workers"]}
+            return all(seen.get(name) == "healthy" for name in wanted)
+
+        def shown() -> bool:
             rows = self.status()
             return all(rows[name]["state"] == "healthy" for name in wanted)
 
-        self.lab.wait_for(look, what=f"{wanted} are healthy", timeout_s=30)
+        # A process of nomarrctl for each look would keep the workers from what is waited for.
+        for look in (seen_by_supervisor, shown):
+            self.lab.wait_for(look, what=f"{wanted} are healthy")
 
     def wait_until_reconciled(self) -> None:
         """Until the first look of the reconciler is over; the next one comes in a minute.
@@ -126,11 +154,11 @@ class Installation:
 
         self.lab.wait_for(look, what="the reconciler has looked")
 
-    def kill(self, instance: str = "tag-0") -> str:
-        """SIGKILL for its main process; the run that died."""
+    def kill(self, instance: str = "tag-0", number: int = signal.SIGKILL) -> str:
+        """A signal for its main process; the run that died."""
         self.wait_until_reconciled()
         died = self.lab.get(instance, "InvocationID")
-        os.kill(self.lab.main_pid(instance), signal.SIGKILL)
+        os.kill(self.lab.main_pid(instance), number)
         return died
 
     def crash(self, instance: str = "tag-0") -> str:

@@ -20,6 +20,9 @@ POISON: Final = (
     f"{FORGED}\n<0>{FORGED}\x0b\x0c\x85\u2028{FORGED}\u2029\u202e\u2066\u200f\x7f\x00\ud83d"
     "<script>alert(1)</script>|{{7*7}}"
 )
+# A store refuses half of a character: the text without it, and what it is in JSON.
+WHOLE: Final = POISON.replace("\ud83d", "")
+HALF: Final = "\\ud83d"
 _OURS: Final = re.compile(rb"\x1b\[(?:0|1|2|3[0-7]|9[0-7])(?:;[0-9]+)?m")
 _FORBIDDEN: Final = re.compile(
     "[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]"

@@ -21,11 +21,11 @@ from time import monotonic
 from typing import Any, Protocol, TypeVar
 
 from nomarr_systemd.core.frames import Decoder
+from tests.support.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 COMPONENT = "worker:tag:0"
 INVOCATION = "0123456789abcdef" * 2
-PATIENCE_S = 60.0  # only a test that fails waits so long
 
 T = TypeVar("T")
 

@@ -24,8 +24,7 @@ from nomarr_systemd.core.frames import encode
 from nomarr_systemd.core.health import HealthRules
 from nomarr_systemd.core.ids import parse_component
 from nomarr_systemd.host.layout import Paths
-
-PATIENCE_S = 60.0  # for anything that is certain to come
+from tests.support.waiting import PATIENCE_S
 
 # dup2 the descriptors to 3, 4, … as systemd passes them, then become the program.
 PASS = """
@@ -251,32 +250,33 @@ class Lab:
         self.manager.wait_for(lambda _: self.manager.count("READY=1") > before)
 
     def begin_run(self, instance: str, invocation: str = "") -> str:
-        """What systemd does when a worker starts: its link, and that of its wanted unit unless
-        that is there, renamed into place."""
+        """What systemd does when a worker starts: its link, renamed into place, and the file of
+        its wanted unit unless that is there."""
         self._invocations += 1
         invocation = invocation or f"{self._invocations:032x}"
         component = parse_component(instance)
-        if not os.path.islink(self._link(component.wanted_unit)):
+        if not os.path.exists(self._wanted(instance)):
             self.want(instance)
-        self._put_link(component.unit, invocation)
+        link = self._link(component.unit)
+        os.symlink(invocation, link + ".new")
+        os.rename(link + ".new", link)
         return invocation
 
     def end_run(self, instance: str) -> None:
         os.unlink(self._link(parse_component(instance).unit))
 
     def want(self, instance: str) -> None:
-        """A start of the wanted unit, or a restart: a new invocation in any case."""
-        self._invocations += 1
-        self._put_link(parse_component(instance).wanted_unit, f"{self._invocations:032x}")
+        """A start of the wanted unit, or a restart: a new file in any case."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._wanted(instance))
+        os.mkfifo(self._wanted(instance), 0o600)
 
     def request_stop(self, instance: str) -> None:
         """What systemd does at once when a stop of the worker is requested."""
-        os.unlink(self._link(parse_component(instance).wanted_unit))
+        os.unlink(self._wanted(instance))
 
-    def _put_link(self, unit: str, invocation: str) -> None:
-        path = self._link(unit)
-        os.symlink(invocation, path + ".new")
-        os.rename(path + ".new", path)
+    def _wanted(self, instance: str) -> str:
+        return f"{self.root}/run/nomarr/wanted-{instance}"
 
     def _link(self, unit: str) -> str:
         return f"{self.units}/invocation:{unit}"

@@ -8,15 +8,14 @@ import socket
 import threading
 from typing import Any
 
-from tests.support.lab import Lab
 from tests.support.supervision import Live
 
 
 class Watch:
     """All events of some topics, read in a thread of its own."""
 
-    def __init__(self, lab: Lab, *topics: str) -> None:
-        self._live = Live(lab.paths.live)
+    def __init__(self, path: str, *topics: str) -> None:
+        self._live = Live(path)
         self._live.socket.settimeout(None)
         self._live.send(op="subscribe", topics=list(topics))
         self.events: list[dict[str, Any]] = []
@@ -36,6 +35,10 @@ class Watch:
         """The frames; what else there was stays in ``events``. It may have ended already."""
         with contextlib.suppress(OSError):
             self._live.socket.shutdown(socket.SHUT_RDWR)
+        return self.read_all()
+
+    def read_all(self) -> list[dict[str, Any]]:
+        """The frames, until the supervisor hangs up."""
         self._thread.join()
         lines = [line for event in self.events for line in event.get("frames", [])]
         return [json.loads(line.removeprefix("HEALTH|")) for line in lines]

@@ -61,6 +61,9 @@ if mode == "forks":
     sys.exit(2)
 if mode == "chroot":
     os.chroot("/")
+if mode == "spin":
+    while True:
+        pass
 if mode == "babble":
     while True:
         notify("WATCHDOG=1")
@@ -207,6 +210,8 @@ WAYS: Final = (
     Way("sick", "sick", "recovery-timeout", -2, "unhealthy", "max_unhealthy_s", job=A,
         health="max_unhealthy_s = 3"),
     Way("stop", "live", "stale", -2, "no frame", "NOMARR_HEALTH_PIPE", job=A, signal="STOP"),
+    Way("spin", "spin", "stale", -2, "no frame", "NOMARR_HEALTH_PIPE", job=A,
+        more="watchdog_s = 60"),
     Way("babble", "babble", "invalid-heartbeat", -3, "invalid", "NOMARR_HEALTH_PIPE", job=A),
     Way("hang", "watchdog", "watchdog", -2, "watchdog", "WATCHDOG=1", job=A, more="watchdog_s = 3"),
     Way("forks", "forks", "exit", 2, "exited with status 2", "TasksMax = (now 20)", job=A,
@@ -215,6 +220,8 @@ WAYS: Final = (
         unit='SystemCallErrorNumber = "kill"'),
     Way("nodir", "live", "exit", 200, "working directory", "WorkingDirectory",
         unit='WorkingDirectory = "/nonexistent"'),
+    Way("nofile", "live", "resources", -1, "lacked the resources", "systemctl status",
+        unit='EnvironmentFile = "/nonexistent"'),
     Way("sleep", "Sleep", "watchdog", -2, "watchdog", "self.progress()", "wait_for_the_gpu", B),
     Way("lock", "Deadlock", "watchdog", -2, "watchdog", "self.progress()", "take_both", B),
     Way("regex", "Regex", "stale", -2, "no frame", "holds Python's lock", "in process", B,
@@ -264,6 +271,9 @@ command = ["{WORKERS}/plain", "stuck"]
 
 [pool.lost]
 command = ["{WORKERS}/lost"]
+
+[pool.noexec]
+command = ["{WORKERS}/noexec"]
 
 [pool.stubborn]
 command = ["{WORKERS}/plain", "stubborn"]

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from nomarr_systemd.config.values import WebSettings
-from tests.support.supervision import PATIENCE_S, Lab
+from tests.support.supervision import Lab
+from tests.support.waiting import PATIENCE_S
 from tests.support.web_site import Client
 
 

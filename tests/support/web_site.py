@@ -220,6 +220,6 @@ class WebSite(Installation):
             found: dict[str, Any] = self.client.json(f"/api/workers/{instance}")
             return found if all(found[name] == value for name, value in wanted.items()) else None
 
-        found = self.lab.wait_for(look, what=f"{instance}: {wanted}", timeout_s=30)
+        found = self.lab.wait_for(look, what=f"{instance}: {wanted}")
         assert found
         return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from tests.support.crashes import (
     wait_for_record,
     wait_for_run,
 )
-from tests.support.lab import Lab, unit_of
+from tests.support.lab import CHECKOUT, Lab, unit_of
 
 
 def wait_for_words(lab: Lab, words: str, match: str) -> None:
@@ -46,9 +47,7 @@ def test_a_crash_is_booked_and_restarted(lab: Lab) -> None:
 def test_a_crash_loop_ends_masked_and_reset_brings_it_back(lab: Lab) -> None:
     install(lab, program=CRASHER, answer=1)
     lab.systemctl("start", "nomarr-worker@tag-0.service", check=False)
-    lab.wait_for(
-        lambda: lab.get("tag-0", "LoadState") == "masked", timeout_s=60, what="tag-0 is masked"
-    )
+    lab.wait_for(lambda: lab.get("tag-0", "LoadState") == "masked", what="tag-0 is masked")
     records = records_of(lab)
     assert [record.action for record in records] == ["restart"] * 5 + ["fail"]
     assert [record.delay_ms for record in records[:5]] == [100, 200, 400, 800, 1600]
@@ -273,3 +272,34 @@ def test_a_store_that_is_away_loses_no_failure(lab: Lab) -> None:
     (record,) = records_of(lab)
     assert (record.invocation, record.delay_ms) == (died, 500)
     assert os.listdir(lab.paths.spool) == []
+
+
+MASK = """\
+import sys
+sys.path.insert(0, sys.argv[1])
+from nomarr_systemd.controller.act import act
+from nomarr_systemd.controller.site import Site
+from nomarr_systemd.core.ids import parse_component
+from nomarr_systemd.core.intents import Mask
+from nomarr_systemd.host.configuration import read_applied
+from nomarr_systemd.host.layout import Paths
+from nomarr_systemd.systemd.manager import Manager
+paths = Paths(*sys.argv[2:], user=True)
+site = Site(paths, read_applied(paths), Manager(user=True))
+act(site, [Mask(parse_component("tag-0"))])
+site.close()
+"""
+
+
+def test_a_mask_stops_what_was_started_meanwhile(lab: Lab) -> None:
+    """It was failed when it was observed, so no intent says that it has to be stopped. It ran for
+    ever, and was called masked."""
+    install(lab)
+    lab.start("tag-0")
+    paths = (str(CHECKOUT), lab.paths.runtime, lab.paths.state)
+    lab.run([sys.executable, "-c", MASK, *paths])
+    assert lab.get("tag-0", "LoadState") == "masked"
+    lab.wait_until("tag-0", "inactive")
+    assert lab.get("nomarr-wanted@tag-0.socket", "ActiveState") == "inactive"
+    lab.systemctl("start", "nomarr-reconcile.service")
+    assert records_of(lab) == [], "that it ended is no failure"

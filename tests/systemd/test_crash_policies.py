@@ -97,7 +97,7 @@ def test_the_job_in_hand_is_done_again(site: JobSite) -> None:
 
 
 def test_a_poisonous_job_is_set_aside_and_restarts_are_given_back(site: JobSite) -> None:
-    watch = Watch(site.lab, "queue:again:status")
+    watch = Watch(site.lab.paths.live, "queue:again:status")
     before = {name: site.account(name).window for name in site.instances("again")}
     healthy = [f"{number}" for number in range(6)]
     site.add("again", "poison", *healthy)
@@ -295,7 +295,7 @@ def test_all_die_together_and_restarts_are_given_back(site: JobSite) -> None:
         ]
         return {run for row in rows for run in row[::3]} & dead
 
-    site.lab.wait_for(lambda: not counted(), timeout_s=60, what="restarts are given back")
+    site.lab.wait_for(lambda: not counted(), what="restarts are given back")
     key = site.key("again", "wait-4")
     site.lab.wait_for(
         lambda: [each for each in site.told("quarantine", "again") if key in each], what="the entry"
@@ -303,14 +303,16 @@ def test_all_die_together_and_restarts_are_given_back(site: JobSite) -> None:
 
 
 def test_all_die_together_and_the_pool_fails(site: JobSite) -> None:
+    """By another signal than above: three workers that die alike within ten seconds are an
+    incident, and an incident does not fail the pool."""
     site.good("reset", "--pool", "strict", "--start")
     site.wait_until_healthy(*site.instances("strict"))
-    site.wait_for_new_run("strict-0", site.kill("strict-0"))
+    site.wait_for_new_run("strict-0", site.kill("strict-0", signal.SIGSEGV))
     site.add("strict", "wait-s", "wait-t", "wait-u")
     for job in ("wait-t", "wait-u"):
         site.wait_for_job("strict", job, "running")
     site.add("strict", "wait-v")
-    site.kill_all_with(site.wait_for_worker("strict", "wait-s"))
+    site.kill_all_with(site.wait_for_worker("strict", "wait-s"), signal.SIGSEGV)
     for job in ("wait-s", "wait-t", "wait-u", "wait-v"):
         attempts = site.wait_for_job("strict", job, "error")["attempts"]
         assert attempts == (job != "wait-v")
@@ -409,7 +411,7 @@ def test_an_outage_holds_the_pool_until_it_is_over_or_a_person_says_so(lab: Lab)
     assert "incident-opened" in told
     assert "died alike" in told
     tries = len(site.records(canary))
-    lab.wait_for(lambda: len(site.records(canary)) >= tries + 2, timeout_s=60, what="two tries")
+    lab.wait_for(lambda: len(site.records(canary)) >= tries + 2, what="two tries")
     (site.place / "gone-tag").unlink()
     site.wait_until_healthy("tag-0", "tag-1", "tag-2")
     for job in ("wait-1", "wait-2", "wait-3"):
@@ -446,7 +448,7 @@ def wait_until_held(site: JobSite, pool: str) -> tuple[str, list[str]]:
         settled = len(texts) == 1 and "incident: 3 workers" in texts.pop()
         return held & set(names) if len(held & set(names)) == 2 and settled else set()
 
-    held = site.lab.wait_for(look, timeout_s=60, what="two are held")
+    held = site.lab.wait_for(look, what="two are held")
     [canary] = set(names) - held
     return canary, sorted(held)
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from nomarr_systemd.controller import main
 from nomarr_systemd.core import account as book
+from nomarr_systemd.systemd.manager import SOON
 from tests.support.crashes import (
     WORKER,
     account_of,
@@ -22,7 +22,7 @@ from tests.support.crashes import (
     wait_for_run,
 )
 from tests.support.lab import Lab
-from tests.support.poison import HOSTILE_SUPERVISOR, POISON, say, write_answers
+from tests.support.poison import HOSTILE_SUPERVISOR, POISON, WHOLE, say, write_answers
 
 POLICY = "[policy]\nbackoff_base_s = 0\nbackoff_jitter = 0\nmax_restarts = 50\n"
 CONTROLLER = "nomarr-controller.service"
@@ -123,7 +123,7 @@ def test_a_fault_about_one_worker_is_none_of_the_others(lab: Lab, answers: Path)
     wait_for_run(lab, first, "other-0")
     lab.systemctl("stop", "nomarr-controller.socket", CONTROLLER)
     with sqlite3.connect(Path(lab.paths.state, "ledger.db")) as ledger:
-        body = book.to_doc(account_of(lab, "other-0")) | {"records": ["|" + POISON, "1|2|3"]}
+        body = book.to_doc(account_of(lab, "other-0")) | {"records": ["|" + WHOLE, "1|2|3"]}
         body |= {"k": "many", "window": 5}
         ledger.execute(
             "UPDATE worker_restart_policy SET body = ? WHERE key = 'worker:other:0'",
@@ -139,4 +139,4 @@ def test_a_fault_about_one_worker_is_none_of_the_others(lab: Lab, answers: Path)
     assert records_of(lab, "tag-1")[-1].invocation == died["tag-1"]
     said = lab.journal("--identifier=nomarr-controller", "--output=cat")
     assert "this worker is left as it is component=worker:other:0 fault=" in said
-    assert main.SOON in lab.systemctl("list-units", "--state=active")  # it is looked at again
+    assert SOON in lab.systemctl("list-units", "--state=active")  # it is looked at again

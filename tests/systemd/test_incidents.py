@@ -12,6 +12,7 @@ from nomarr_systemd.core.ledger_record import Record
 from nomarr_systemd.core.time import age_ms
 from nomarr_systemd.ledger.incidents import IncidentStore
 from nomarr_systemd.ledger.ledger import Ledger
+from nomarr_systemd.ledger.public import read_incidents
 from nomarr_systemd.store.open import open_store
 from tests.support.lab import Lab
 
@@ -31,6 +32,7 @@ backoff_base_s = {backoff_s}
 backoff_multiplier = 1
 backoff_jitter = 0
 max_restarts = {max_restarts}
+window_s = {window_s}
 max_lifetime_restarts = 0
 
 [health]
@@ -46,13 +48,20 @@ watchdog_s = 3600
 class Pool:
     """Four workers that need a file."""
 
-    def __init__(self, lab: Lab, *, backoff_s: float = 0.2, max_restarts: int = 100) -> None:
+    def __init__(
+        self,
+        lab: Lab,
+        *,
+        backoff_s: float = 0.2,
+        max_restarts: int = 100,
+        window_s: float = 300,
+    ) -> None:
         self.lab = lab
         self.needed = Path(lab.directory, "needed")
         self.needed.touch()
         text = WORKER.replace("{needed}", str(self.needed))
         config = CONFIG.replace("{program}", lab.write_program("worker", text))
-        config = config.replace("{backoff_s}", str(backoff_s))
+        config = config.replace("{backoff_s}", str(backoff_s)).replace("{window_s}", str(window_s))
         lab.install(config.replace("{max_restarts}", str(max_restarts)))
         lab.systemctl("start", "nomarr-controller.socket")
         lab.start(*NAMES)
@@ -73,6 +82,11 @@ class Pool:
 
     def records(self, name: str, *actions: str) -> list[Record]:
         return [each for each in self.account(name).records if each.action in actions]
+
+    def count_tries(self, name: str, incident: Incident) -> int:
+        """Count the restarts of a worker since the incident was opened."""
+        since = incident.opened.boottime_ms
+        return sum(each.boottime_ms >= since for each in self.records(name, "restart"))
 
     def wait_for_incident(self, *, closed: bool = False) -> Incident:
         def look() -> Incident | None:
@@ -147,6 +161,38 @@ def test_a_second_outage_within_the_window_counts(lab: Lab) -> None:
     again = pool.incident()
     assert again is not None
     assert again.opened == first.opened
+
+
+def test_every_incident_is_kept_and_shown(lab: Lab) -> None:
+    """Three in a row, the controller killed after the end of each; what is published was
+    published, or is by the next reconciliation."""
+    pool = Pool(lab, window_s=0.01)
+    happened = []
+    for number in range(3):
+        pool.break_down()
+        opened = pool.wait_for_incident()
+        canary = opened.canary.removeprefix("worker:").replace(":", "-")
+        lab.wait_for(
+            lambda: pool.count_tries(canary, opened) >= 2,  # noqa: B023
+            what="the canary dies again",
+        )
+        pool.needed.touch()
+        happened.append(pool.wait_for_incident(closed=True))
+        lab.systemctl("kill", "--signal=KILL", "nomarr-controller.service")
+        lab.systemctl("start", "nomarr-reconcile.service")
+        lab.wait_for(lambda: pool.states() == ["active"] * WORKERS, what="all run")
+        found, problem = read_incidents(lab.paths.public)
+        assert problem == ""
+        assert [each.key for each in found] == [each.key for each in happened]
+        last = found[number]
+        members = tuple(sorted(happened[number].members))  # as they are kept
+        assert last == happened[number]._replace(refunds=(), members=members)
+        assert last.closed.endswith("is healthy")
+        assert last.closed_wall_ms is not None
+        assert last.closed_wall_ms > last.opened.wall_ms
+        assert last.deaths is not None
+        assert last.deaths > len(last.members), "the canary died more than once"
+    assert len({each.opened for each in happened}) == 3
 
 
 def test_an_outage_that_outlasts_a_canary_masks_nobody(lab: Lab) -> None:

@@ -29,7 +29,7 @@ def test_a_pool_survives_a_poisonous_job(lab: Lab) -> None:
         lab.systemctl("start", "nomarr-controller.socket", "nomarr-supervisor.service")
         lab.start("tag-0", "tag-1")
         ended = {"pending": 0, "running": 0, "done": 20, "error": 0, "quarantined": 1}
-        lab.wait_for(lambda: queue.count(store, "tag") == ended, timeout_s=60)
+        lab.wait_for(lambda: queue.count(store, "tag") == ended)
         poison = queue.find(store, "tag", "/music/05-poison.flac")
         lab.wait_for(lambda: store.find(CLAIMS) == [])
     assert poison["attempts"] == 2

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from nomarr_systemd.postmortem.run_log import Coredump
+from tests.support.incidents import close_first, open_second
 from tests.support.lab import CHECKOUT, Lab
 from tests.support.operator_site import Installation
 
@@ -70,7 +71,7 @@ def site(lab: Lab) -> Installation:
         counts = site.json("jobs", "list")["counts"]["tag"]
         return bool(counts["done"] == 2 and counts["quarantined"] == 1)
 
-    lab.wait_for(are_ended, timeout_s=60, what="two jobs are done, one is in quarantine")
+    lab.wait_for(are_ended, what="two jobs are done, one is in quarantine")
     lab.wait_for(
         lambda: [each for each in site.records() if each.action == "refund"],
         what="the restarts are given back",
@@ -83,6 +84,8 @@ def site(lab: Lab) -> Installation:
 
 def test_what_is_written_is_what_is_printed(site: Installation) -> None:
     compare("status", site.json("status"))
+    close_first(str(site.state))
+    open_second(str(site.state))
     compare("history", site.json("history"))
     compare("policy explain", site.json("policy", "explain", "tag-0"))
     listed = site.json("jobs", "list")

@@ -23,6 +23,7 @@ CALLS = (
     "pwrite64,write,fdatasync,fsync,rename,unlink,ftruncate,fchmod,flock,socket,connect,sendto,"
     "sendmsg,vfork,clone3,clone,wait4,pipe2,mkdir"
 )
+OF_ITS_OWN = ("flock", "socket", "connect", "pipe2")  # gone with the process
 WORKER = """\
 #!/bin/sh
 trap "exit 78" USR1
@@ -67,12 +68,18 @@ def fail(lab: Lab, number: int) -> str:
 
 
 def kill_points(lab: Lab) -> list[tuple[str, int]]:
-    """Every call of one good run."""
+    """The calls of one good run that change something outside of it, by name and number. A kill at
+    another call, or at one that failed, leaves what the kill at the next one leaves."""
     log = Path(lab.directory, "strace.log")
     done = reconcile(lab, "strace", "-e", f"trace={CALLS}", "-o", str(log))
     assert done.returncode == 0, done.stderr
-    counts = collections.Counter(re.findall(r"^([a-z0-9]+)\(", log.read_text(), re.MULTILINE))
-    return [(name, number) for name, count in counts.items() for number in range(1, count + 1)]
+    counts: collections.Counter[str] = collections.Counter()
+    points = []
+    for name, result in re.findall(r"^([a-z0-9]+)\(.*\) += (-?)", log.read_text(), re.MULTILINE):
+        counts[name] += 1
+        if name not in OF_ITS_OWN and not result:
+            points.append((name, counts[name]))
+    return points
 
 
 def kill_at(lab: Lab, name: str, number: int) -> None:
@@ -86,10 +93,14 @@ def kill_at(lab: Lab, name: str, number: int) -> None:
 def test_a_restart_killed_anywhere(lab: Lab) -> None:
     install(lab)
     died = fail(lab, signal.SIGKILL)
+    reconcile(lab)  # the ledger is made: tests/process/test_kill_points.py has the kills of that
+    wait_for_run(lab, died)
+    died = fail(lab, signal.SIGKILL)
     points = kill_points(lab)
     wait_for_run(lab, died)
     print(f"{len(points)} kill points of a restart")
-    for count, (name, number) in enumerate(points, start=2):
+    assert len(points) > 40
+    for count, (name, number) in enumerate(points, start=3):
         died = fail(lab, signal.SIGKILL)
         kill_at(lab, name, number)
         done = reconcile(lab)
@@ -113,8 +124,12 @@ def test_a_mask_killed_anywhere(lab: Lab) -> None:
         lab.start("tag-0")
 
     fail(lab, signal.SIGUSR1)
+    reconcile(lab)
+    bring_back()
+    fail(lab, signal.SIGUSR1)
     points = kill_points(lab)
     print(f"{len(points)} kill points of a mask")
+    assert len(points) > 40
     for name, number in points:
         bring_back()
         died = fail(lab, signal.SIGUSR1)

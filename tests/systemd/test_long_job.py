@@ -68,7 +68,7 @@ class Shared:
         install(lab, LONG)
         lab.systemctl("start", SUPERVISOR)
         lab.start("long-0", "flood-0")
-        self.frames = Watch(lab, "worker:long:0:frames", "worker:long:0:status")
+        self.frames = Watch(lab.paths.live, "worker:long:0:frames", "worker:long:0:status")
         self.run = lab.get("long-0", "InvocationID")
         self.supervisor = lab.main_pid(SUPERVISOR)
         lab.wait_for(lambda: self.statuses() == {"healthy"}, what="health")
@@ -137,7 +137,7 @@ def test_a_history_store_that_is_away_is_said_and_borne(lab: Lab) -> None:
     work.rename(aside)
     work.touch()
     lab.systemctl("start", SUPERVISOR)
-    watch = Watch(lab, "system:health", "worker:flood:0:status")
+    watch = Watch(lab.paths.live, "system:health", "worker:flood:0:status")
     lab.start("flood-0")
     away = "'the store cannot be written'"
     lab.wait_for(lambda: away in str(watch.events), what="it is said")
@@ -160,7 +160,7 @@ def test_floods_of_anything_are_borne(shared: Shared) -> None:
         assert shared.snapshot()["worker:long:0"]["status"] == "healthy"
         return flooded.exists()
 
-    lab.wait_for(is_over, timeout_s=60, what="the floods are over")
+    lab.wait_for(is_over, what="the floods are over")
     report = json.loads(flooded.read_text())
     grown_kb = peak_kb(shared.supervisor) - before_kb
     rate = report["bytes"] / report["seconds"] / 1e6
@@ -182,7 +182,7 @@ def test_a_start_that_takes_longer_than_a_silent_one_may(lab: Lab) -> None:
         'Environment = ["PYTHONPATH={directory}", "PLACE={directory}", "LOAD_S=12"]\n',
     )
     lab.systemctl("start", SUPERVISOR)
-    frames = Watch(lab, "worker:tag:0:frames")
+    frames = Watch(lab.paths.live, "worker:tag:0:frames")
     lab.start("tag-0")  # returns when it is ready: one run, and no death
     lab.wait_for(lambda: '"healthy"' in str(frames.events), what="health")
     said = frames.close()
@@ -231,7 +231,7 @@ def test_the_two_witnesses_disagree(lab: Lab) -> None:
         '[pool.wedge]\ncommand = ["{one_sided}", "3"]\nwatchdog_s = 600\n',
     )
     lab.systemctl("start", SUPERVISOR)
-    frames = Watch(lab, "worker:*:status")
+    frames = Watch(lab.paths.live, "worker:*:status")
     lab.start("blind-0", "wedge-0")
     told = {"worker:blind:0": "supervisor-blind", "worker:wedge:0": "pipe-wedged"}
 

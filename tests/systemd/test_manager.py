@@ -5,17 +5,22 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 
 from nomarr_systemd.controller import observe
 from nomarr_systemd.core.ids import parse_component
+from nomarr_systemd.host import clock
 from nomarr_systemd.operate import overview, waiting
 from nomarr_systemd.postmortem import witnesses
 from nomarr_systemd.supervisor import disagreement
-from nomarr_systemd.systemd.manager import Manager, monotonic_ms, read_timer, timer_of
+from nomarr_systemd.systemd import stop_intent
+from nomarr_systemd.systemd.dbus.connection import BusError, Call
+from nomarr_systemd.systemd.manager import Manager, monotonic_ms
 from nomarr_systemd.systemd.systemctl import ManagerError
+from nomarr_systemd.systemd.timers import read_timer, timer_of
 from tests.support.lab import Lab
 
 TAG = parse_component("tag-0")
@@ -60,6 +65,36 @@ def test_it_shows_what_systemctl_shows(lab: Lab, manager: Manager) -> None:
     assert manager.show_manager("Version")["Version"].startswith("2")
 
 
+def test_what_it_shows_of_a_unit_was_true_at_one_moment(
+    lab: Lab, manager: Manager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that ended between two answers was shown as failed with the times of the run
+    before, and taken for one that could not be started."""
+    lab.start("tag-0")
+    ask_all = manager._bus.call_all
+    deaths: list[str] = []
+
+    def ask_with_a_death_in_between(calls: Sequence[Call]) -> list[list[Any] | BusError]:
+        if deaths:
+            return ask_all(calls)
+        answers = [ask_all([call])[0] for call in calls[:-2]]
+        deaths.append(lab.get("tag-0", "InvocationID"))
+        os.kill(lab.main_pid("tag-0"), signal.SIGKILL)
+        lab.wait_until("tag-0", "failed")
+        return answers + ask_all(calls[-2:])
+
+    monkeypatch.setattr(manager._bus, "call_all", ask_with_a_death_in_between)
+    questions = {TAG.unit: observe.UNIT_FACTS, TAG.wanted_unit: stop_intent.WANTED_FACTS}
+    shown = manager.show_each(questions)
+    unit, wanted = shown[TAG.unit], shown[TAG.wanted_unit]
+    assert deaths == [unit["InvocationID"]]
+    assert stop_intent.is_down(unit, wanted)
+    assert stop_intent.has_begun(unit, wanted)
+    assert int(unit["InactiveEnterTimestampMonotonic"]) > int(
+        unit["InactiveExitTimestampMonotonic"]
+    )
+
+
 def test_it_starts_and_finds_the_failed(lab: Lab, manager: Manager) -> None:
     manager.start(TAG.unit)
     lab.wait_until("tag-0", "active")
@@ -92,6 +127,24 @@ def test_a_timer_is_replaced_cancelled_and_stays_when_it_has_elapsed(
     lab.wait_for(lambda: state() == "elapsed")
     schedule(100_000)
     assert state() == "waiting"
+
+
+@pytest.mark.parametrize(
+    ("due_s", "wall_s"), [(3600, 1), (1, 3600)], ids=["clock-set-forward", "clock-set-back"]
+)
+def test_the_end_of_a_pause_follows_both_clocks(
+    lab: Lab, manager: Manager, due_s: int, wall_s: int
+) -> None:
+    """Between two clocks that were set apart, the first decides. The tests do not set the clock,
+    which is the whole machine's; systemd looks at its calendar timers again when it is set."""
+    lab.write_unit("probe.service", "[Service]\nType=oneshot\nExecStart=/bin/true\n")
+    lab.reload()
+    now_ms = clock.now().wall_ms
+    manager.schedule_service("probe", monotonic_ms() + due_s * 1000, now_ms + wall_s * 1000)
+    lab.wait_for(
+        lambda: lab.get("probe.service", "ExecMainExitTimestampMonotonic") not in ("", "0"),
+        what="the service was started",
+    )
 
 
 def test_a_manager_that_executes_itself_anew_is_asked_again(lab: Lab, manager: Manager) -> None:

@@ -128,7 +128,8 @@ def test_a_hold_of_the_controllers_is_not_a_pause(site: Installation) -> None:
     hold = site.state / "hold" / "tag-0"
     hold.write_text("its pool has failed\n")
     assert site.row()["state"] == "held"
-    assert site.good("resume") == "worker:tag:0: was not paused\n"
+    held = "worker:tag:0: is held, and was not paused: nomarrctl doctor tells more\n"
+    assert site.good("resume") == held
     assert site.json("restart", "tag-0", status=1)["workers"][0]["result"] == "held"
     assert site.good("reset", "--pool", "tag", "--start") == "worker:tag:0: reset and started\n"
     site.wait_until_healthy("tag-0")

@@ -75,6 +75,21 @@ def test_apply_shows_the_difference_first(site: Installation) -> None:
     assert site.good("apply", "--dry-run") == "Nothing differs.\n"
 
 
+def test_a_worker_that_fails_while_others_start_waits_for_its_restart(site: Installation) -> None:
+    """The target, started behind the workers, started it again: a death more, without a backoff."""
+    loads = site.lab.write_program("loads", "#!/bin/sh\nexec sleep 1000\n")
+    fails = site.lab.write_program("fails", "#!/bin/sh\nexit 1\n")
+    site.worker = loads  # apply waits for it, for a while
+    site.configure(1, backoff_s=60, more=f'[pool.fails]\ncommand = ["{fails}"]\n')
+    site.good("apply")
+    assert site.lab.get("nomarr-workers.target", "ActiveState") == "active"
+    assert site.lab.get("tag-0", "ActiveState") == "activating"
+    [record] = site.lab.wait_for(lambda: site.records("fails-0"), what="it is on record")
+    site.lab.wait_until("nomarr-reconcile.service", "inactive")
+    assert site.lab.get("fails-0", "InvocationID") == record.invocation
+    assert [each.effect for each in site.records("fails-0")] == ["scheduled"]
+
+
 def test_settings_that_need_no_restart(site: Installation) -> None:
     site.bring_up(1)
     run = site.lab.get("tag-0", "InvocationID")
@@ -401,3 +416,34 @@ def test_health_of_one_pool(site: Installation) -> None:
     site.configure(1, more=own + "startup_timeout_s = 8\nstaleness_interval_s = 0.3\n")
     said = site.good("apply", "--dry-run")
     assert "[pool.scan.health] startup_timeout_s: 7 → 8\n" in said
+
+
+OLD_WANTED = """\
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+ExecStart=/bin/true
+"""
+
+
+def test_workers_that_an_older_version_started_are_wanted(site: Installation) -> None:
+    """Before there was a unit for that, and when it was a service: of a worker that runs, and of
+    one that waits for its restart."""
+    site.bring_up(3, backoff_s=60)
+    lab = site.lab
+    lab.write_unit("nomarr-wanted@.service", OLD_WANTED)
+    lab.reload()
+    site.kill("tag-1")
+    lab.wait_for(lambda: site.records("tag-1"), what="the decision")
+    lab.systemctl("start", "nomarr-wanted@tag-1.service")
+    lab.stop("tag-2")
+    wanted = [f"nomarr-wanted@tag-{number}.socket" for number in range(3)]
+    lab.systemctl("stop", *wanted)
+    assert lab.get("tag-0", "ActiveState") == "active"
+    site.configure(4, backoff_s=60)
+    site.good("apply")
+    states = [lab.get(name, "ActiveState") for name in wanted]
+    assert states == ["active", "active", "active"]  # apply has started the last one again
+    assert site.row("tag-1")["state"] == "restarting"
+    lab.stop("tag-1")
+    assert site.row("tag-1")["state"] == "stopped"

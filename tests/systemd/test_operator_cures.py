@@ -69,7 +69,7 @@ class Patient(Installation):
             return not found[-1]
 
         try:
-            self.lab.wait_for(look, what="doctor is content", timeout_s=60)
+            self.lab.wait_for(look, what="doctor is content")
         except AssertionError as error:
             raise AssertionError(f"doctor is not content: {found[-1]}") from error
 
@@ -182,7 +182,7 @@ def spoil_configuration(site: Patient) -> None:
 def lose_worker(site: Patient) -> None:
     """Down and wanted, and nothing on record."""
     site.lab.systemctl("stop", UNIT)
-    site.lab.systemctl("start", "nomarr-wanted@tag-0.service")
+    site.lab.systemctl("start", "nomarr-wanted@tag-0.socket")
 
 
 @pytest.mark.parametrize(

@@ -88,3 +88,16 @@ def test_doctor_names_what_reconcile_mends(site: Installation) -> None:
     site.good("reset", "tag-0", "--start")
     site.wait_until_healthy("tag-0")
     assert examine(site)[1] == []
+
+
+def test_a_disk_that_is_full_and_forgets(site: Installation) -> None:
+    site.configure(1)
+    place = site.state.parent
+    place.mkdir(parents=True)
+    # As root in the lab's own mount namespace, where its systemd and its programs see it.
+    site.lab.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(place)])
+    site.good("apply")
+    found = site.json("doctor", status=1)["findings"]
+    texts = [each["text"] for each in found if each["level"] == "bad"]
+    assert any(f"{site.state} is on tmpfs: a reboot forgets every restart" in it for it in texts)
+    assert any("MiB are free in" in text for text in texts)

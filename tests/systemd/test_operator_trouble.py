@@ -106,6 +106,9 @@ def test_every_way_to_be_down_is_told(site: Installation) -> None:
     lab.write_unit("nomarr-worker@tag-4.service.d/60-quiet.conf", quiet)
     for hook in ("nomarr-onfailure@tag-4.service", "nomarr-onsuccess@tag-4.service"):
         lab.systemctl("mask", hook)
+    lab.write_unit(
+        "nomarr-reconcile-soon.timer.d/60-never.conf", "[Unit]\nConditionPathExists=/nonexistent\n"
+    )
     lab.systemctl("stop", "nomarr-reconcile.timer", "nomarr-reconcile-soon.timer")
     lab.reload()
     lab.systemctl("kill", "--signal=KILL", "nomarr-worker@tag-4.service")
@@ -125,7 +128,7 @@ def test_every_way_to_be_down_is_told(site: Installation) -> None:
     assert late["trouble"] == "it failed, and its restart is due"
     assert late["next_restart_in_s"] > 0
     masked = wait_for_state(site, "tag-3", "masked")
-    assert masked["trouble"] == "failed for good: masked, and nobody knows why"
+    assert masked["trouble"] == "masked, but not by a decision on record: it was masked by hand"
     fail = wait_for_state(site, "fail-0", "masked")
     assert fail["trouble"] == "failed for good: 2 restarts within 5 min, the limit is 2"
     waiting = wait_for_state(site, "need-0", "waiting")
@@ -164,6 +167,39 @@ def test_every_way_to_be_down_is_told(site: Installation) -> None:
     # Each cure is a command that can be given.
     [cure] = [each["mend"] for each in findings if "need-1" in each["text"]]
     assert cure == "systemctl --user start ops-db.service nomarr-worker@need-1.service"
+
+
+def test_what_was_stopped_with_the_target_is_told(lab: Lab) -> None:
+    """systemd forgets units that nothing refers to, and with them that a stop was requested."""
+    site = Installation(lab)
+    site.bring_up(2)
+    lab.systemctl("stop", "nomarr-workers.target")
+    why = "it was stopped with nomarr-workers.target, which is inactive"
+    for name in ("tag-0", "tag-1"):
+        assert wait_for_state(site, name, "stopped")["trouble"] == why
+    assert site.ctl("status", "--problems").returncode == 3
+    bad = [each for each in site.json("doctor", status=1)["findings"] if each["level"] == "bad"]
+    bad = [each for each in bad if "a reboot forgets" not in each["text"]]
+    start = "systemctl --user start nomarr-workers.target"
+    assert [(each["text"], each["mend"]) for each in bad] == [
+        ("nomarr-workers.target is inactive", start)
+    ]
+    report = site.json("why", "tag-0")
+    assert report["headline"] == "worker:tag:0 does not run: nomarr-workers.target is inactive"
+    assert [each["command"] for each in report["advice"]] == [start]
+
+
+def test_what_is_not_decided_yet_is_told(lab: Lab) -> None:
+    """Between a failure and its record, which the hook and the controller make in a moment."""
+    lab.replace_controller()
+    site = Installation(lab)
+    site.bring_up(1)
+    site.kill()
+    row = wait_for_state(site, "tag-0", "failed")
+    assert row["trouble"] == "it is failed since a moment, and what follows is not decided yet"
+    found = site.json("doctor")["findings"]
+    [cure] = [each["mend"] for each in found if "not decided about yet" in each["text"]]
+    assert cure == "nomarrctl --user reconcile"
 
 
 def test_the_exit_status_says_it(site: Installation) -> None:

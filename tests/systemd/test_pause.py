@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
+import time
 
 import pytest
 
@@ -92,6 +94,34 @@ def test_a_pause_ends_by_itself(site: Installation) -> None:
     site.configure(3, more=more(site, 2))
     site.good("apply")
     site.wait_until_healthy("tag-2")
+
+
+def test_a_pause_ends_by_the_wall_clock(site: Installation) -> None:
+    """Also after the clock was set, or the machine slept: systemd's timer has that time."""
+    site.good("pause", "tag", "--for", "1h")
+    until_s = hold_until_ms(site) / 1000
+    said = site.lab.show("nomarr-pause-end.timer", "TimersCalendar")["TimersCalendar"]
+    end = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(math.ceil(until_s)))
+    assert end in said
+
+
+def test_a_pause_whose_timer_was_early_goes_on(site: Installation) -> None:
+    """As after a clock that was set back: its end has not come."""
+    site.good("pause", "tag", "--for", "2s")
+    hold = site.state / "hold" / "tag-0"
+    later_ms = hold_until_ms(site) + 3_600_000
+    hold.write_text(hold.read_text().partition("until=")[0] + f"until={later_ms}\n")
+
+    def is_armed_again() -> bool:
+        said = site.lab.show("nomarr-pause-end.timer", "TimersCalendar").get("TimersCalendar", "")
+        return time.strftime("%H:%M:%S UTC", time.gmtime(math.ceil(later_ms / 1000))) in said
+
+    site.lab.wait_for(is_armed_again, what="the timer has the new end")
+    assert site.row("tag-0")["state"] == "paused"
+
+
+def hold_until_ms(site: Installation) -> int:
+    return int((site.state / "hold" / "tag-0").read_text().rpartition("until=")[2])
 
 
 def test_a_later_word_counts(site: Installation) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.lab import CHECKOUT, Lab
+from tests.support.lab import CHECKOUT, COMPILED, Lab
 from tests.support.users import NOBODY
 
 PYTHON = "/usr/bin/python3"
@@ -90,7 +90,7 @@ def installed() -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="nomarr-plain-") as directory:
         os.chmod(directory, 0o755)
         for name in ("nomarr_systemd", "units", "templates", "examples"):
-            shutil.copytree(CHECKOUT / name, Path(directory, name))
+            shutil.copytree(CHECKOUT / name, Path(directory, name), ignore=COMPILED)
         # Nobody can keep there what it compiled.
         subprocess.run([PYTHON, "-m", "compileall", "-q", directory], check=True)
         for path in (directory, *map(str, Path(directory).rglob("*"))):

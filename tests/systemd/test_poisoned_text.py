@@ -24,6 +24,7 @@ from tests.support.lab import Lab
 from tests.support.operator_site import Installation
 from tests.support.poison import (
     FORGED,
+    HALF,
     HOSTILE_SUPERVISOR,
     POISON,
     check,
@@ -112,8 +113,10 @@ def poison_jobs(site: Installation) -> None:
         "tag:bytes": JOB | {"raw": "5", "path": 7},
     }
     with sqlite3.connect(site.state / "work/work.db") as jobs:
-        for key, doc in rows.items():
-            jobs.execute("INSERT INTO jobs VALUES (?, ?, ?)", (key, key[:20], json.dumps(doc)))
+        bodies = {key: json.dumps(doc).replace(HALF, "") for key, doc in rows.items()}
+        bodies["tag:half"] = json.dumps(JOB | {"path": POISON})
+        for key, body in bodies.items():
+            jobs.execute("INSERT INTO jobs VALUES (?, ?, ?)", (key, key[:20], body))
         books = {"crashes": POISON, "failed": {"reason": POISON}, "records": [POISON]}
         jobs.execute(
             "INSERT OR REPLACE INTO stats VALUES ('pool:tag', 'r', ?)", (json.dumps(books),)

@@ -72,12 +72,12 @@ def test_a_worker_runs_in_its_sandbox(lab: Lab) -> None:
     )
     lab.replace_controller()
     lab.install(f'[pool.tag]\ncommand = ["{program}"]\nwatchdog_s = 3600\n')
-    close(lab, "nomarr-worker@", "nomarr-wanted@")
+    close(lab, "nomarr-worker@")
     lab.start("tag-0")
-    assert lab.get("nomarr-wanted@tag-0.service", "ActiveState") == "active"
+    assert lab.get("nomarr-wanted@tag-0.socket", "ActiveState") == "active"
     lab.stop("tag-0")
     assert lab.get("tag-0", "ActiveState") == "inactive"
-    assert lab.get("nomarr-wanted@tag-0.service", "ActiveState") == "inactive"
+    assert lab.get("nomarr-wanted@tag-0.socket", "ActiveState") == "inactive"
 
 
 def test_the_page_works_in_its_sandbox(lab: Lab) -> None:

@@ -185,7 +185,7 @@ def test_nothing_runs_while_nothing_is_owed(lab: Lab) -> None:
     died = kill(lab)
     wait_for_run(lab, died)
     # The controller leaves after its last look, which finds all done.
-    lab.wait_until("nomarr-controller.service", "inactive", timeout_s=60)
+    lab.wait_until("nomarr-controller.service", "inactive")
     lab.wait_until("nomarr-reconcile-soon.timer", "inactive")
     wait_for_record(lab, died, "done")
 
@@ -245,10 +245,10 @@ def test_the_reconciler_comes_back_while_something_is_owed(lab: Lab) -> None:
     def runs() -> int:
         return lab.journal("-o", "cat").count("Finished nomarr-reconcile.service")
 
-    lab.wait_for(lambda: runs() >= 3, timeout_s=30, what="three looks")
+    lab.wait_for(lambda: runs() >= 3, what="three looks")
     Path(lab.paths.state, "ledger.db").rmdir()
     lab.wait_for(lambda: len(records_of(lab)) == 1, what="it is booked")
-    lab.wait_until("nomarr-reconcile-soon.timer", "inactive", timeout_s=60)
+    lab.wait_until("nomarr-reconcile-soon.timer", "inactive")
 
 
 def test_a_lock_that_cannot_be_had_stops_nobody(lab: Lab) -> None:

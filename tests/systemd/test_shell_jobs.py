@@ -83,7 +83,7 @@ class ShellSite(Installation):
             doc = queue.find(self.store, "sh", path)
             return doc if doc["status"] == status else None
 
-        found = self.lab.wait_for(look, timeout_s=90, what=f"{name} is {status}")
+        found = self.lab.wait_for(look, what=f"{name} is {status}")
         assert found is not None
         return found
 

@@ -99,6 +99,26 @@ def test_a_death_is_told_streamed_and_explained(site: WebSite, client: Client) -
         assert next(iter(stream))["type"] != "snapshot"
 
 
+def test_what_is_remembered_of_a_run_ends_with_it(site: WebSite, client: Client) -> None:
+    """The list asks systemd and reads accounts only for what has changed; a single worker is always
+    asked about in full."""
+
+    def find() -> dict[str, Any]:
+        workers = client.json("/api/workers")["workers"]
+        (found,) = [each for each in workers if each["instance"] == "ocr-0"]
+        return {
+            name: found[name] for name in ("active", "pid", "invocation", "last_crash", "window")
+        }
+
+    before = find()
+    assert find()["pid"] == before["pid"]
+    run = site.crash("ocr-0")
+    now = site.wait_for_worker("ocr-0", state="healthy")
+    assert now["last_crash"]["invocation"] == run
+    assert now["pid"] != before["pid"]
+    site.lab.wait_for(lambda: find() == {name: now[name] for name in before}, what="the list")
+
+
 def test_history_has_health_and_records(site: WebSite, client: Client) -> None:
     site.crash("ocr-1")
     found = site.lab.wait_for(

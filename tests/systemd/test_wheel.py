@@ -52,6 +52,7 @@ def nomarrctl(tmp_path: Path) -> Path:
 class Installed(Installation):
     """The installation of nomarrctl in a virtual environment."""
 
+    forks = False
     nomarrctl: Path
 
     def command(self, *arguments: str) -> list[str]:

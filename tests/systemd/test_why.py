@@ -17,7 +17,7 @@ import pytest
 from nomarr_systemd.core.ids import parse_component
 from nomarr_systemd.demo.lab import LabUnavailable
 from tests.support import mortals
-from tests.support.lab import Lab
+from tests.support.lab import CHECKOUT, Lab
 from tests.support.operator_site import Installation
 
 # Whatever a terminal would obey, but for line breaks.
@@ -43,7 +43,6 @@ def graveyard() -> Iterator[Installation]:
         for name in ("raise-0", "conf-0"):
             with_lab.wait_for(
                 lambda: with_lab.get(name, "LoadState") == "masked",  # noqa: B023
-                timeout_s=60,
                 what=f"{name} is masked",
             )
         assert site.account("fine-1").find(died)
@@ -373,3 +372,81 @@ def test_paused_and_masked_by_hand(lab: Lab) -> None:
     assert "nomarrctl --user resume tag" in text
     lab.systemctl("mask", "nomarr-worker@tag-0.service")
     assert "it was masked by hand" in read(site, "tag-0")
+
+
+def test_an_older_death_is_not_blamed(lab: Lab) -> None:
+    """For a stop on request, nor for an end that is not on record yet."""
+    site = Installation(lab)
+    site.bring_up(1, backoff_s=0.1)
+    died = site.crash()
+    site.wait_until_healthy("tag-0")
+    lab.stop("tag-0")
+    report = ask(site, "tag-0")
+    assert (report["verdict"], report["death"]) == ("stopped", None)
+    assert "was stopped: somebody asked systemd for it" in report["headline"]
+    text = " ".join(read(site, "tag-0").split())
+    assert "Its last death was another one" in text
+    assert f"nomarrctl --user why tag-0 --invocation {died[:8]}" in text
+    lab.start("tag-0")
+    lab.systemctl("stop", "nomarr-controller.socket", "nomarr-controller.service")
+    lab.systemctl("kill", "nomarr-worker@tag-0.service")
+    lab.wait_until("tag-0", "inactive")
+    report = ask(site, "tag-0")
+    assert (report["death"]["kind"], report["death"]["code"]) == ("ended", 0)
+    assert report["decision"] is None
+    assert [line.split()[2] for line in site.good("history", "tag").splitlines()[1:]] == ["tag-0"]
+
+
+def test_a_hold_of_somebody_else(lab: Lab) -> None:
+    """resume ends no hold that nomarrctl did not write: why names what does."""
+    site = Installation(lab)
+    site.bring_up(1)
+    hold = site.state / "hold" / "tag-0"
+    hold.write_text("maintenance of a disk\n")
+    site.kill()
+    lab.wait_for(lambda: site.records(), what="it is on record")
+    assert "is held, and was not paused: nomarrctl doctor tells more" in site.ctl("resume").stdout
+    [cure] = [
+        each["command"] for each in ask(site, "tag-0")["advice"] if "its hold" in each["text"]
+    ]
+    lab.run(["sh", "-c", cure])
+    site.wait_until_healthy("tag-0")
+
+
+# Its configuration is wrong until there is a file; stopped in the middle of its work.
+MENDED = """\
+#!/bin/sh
+test -e "$XDG_RUNTIME_DIR/mended" || exit 78
+systemd-notify --ready
+sleep 1000
+"""
+
+
+def test_a_mask_is_told_by_the_death_that_led_to_it(lab: Lab) -> None:
+    """Something has started the worker before it could be masked, as a boot may: the mask stops
+    that run, and the end of it is not why the worker is down."""
+    site = Installation(lab)
+    site.worker = lab.write_program("worker", MENDED)
+    site.configure(1)
+    template = Path(lab.units, "nomarr-worker@.service")
+    site.good("apply", "--dry-run")
+    in_the_way = template.with_name("nomarr-worker@tag-0.service")
+    lab.write_unit(in_the_way.name, Path(CHECKOUT, "units", template.name).read_text())
+    site.good("apply")
+    [record] = lab.wait_for(lambda: site.records(), what="it is on record")
+    assert (record.kind, record.action, record.effect) == ("config", "fail", "pending")
+    Path(lab.runtime, "mended").touch()
+    lab.start("tag-0")
+    in_the_way.unlink()
+    lab.reload()
+    site.ctl("reconcile")
+    lab.wait_for(lambda: lab.get("tag-0", "LoadState") == "masked", what="the mask")
+    lab.wait_until("tag-0", "inactive", "failed")
+    report = ask(site, "tag-0")
+    assert report["death"] is not None, report["headline"]
+    assert (report["death"]["kind"], report["death"]["invocation"]) == (
+        "config",
+        record.invocation,
+    )
+    assert report["decision"]["action"] == "fail"
+    assert "nomarrctl --user reset --start tag-0" in read(site, "tag-0")

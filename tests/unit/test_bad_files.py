@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nomarr_systemd.core import intents as do
-from nomarr_systemd.core import job
+from nomarr_systemd.core import job, settlement
 from nomarr_systemd.core.job import CrashPolicy, Doc, Outcome, Owner, RunEnd
 from nomarr_systemd.core.plan import plan
 from nomarr_systemd.core.policy import Rules
@@ -62,7 +62,7 @@ class Site:
         if invocation not in self.answers:
             ours = [doc for doc in self.jobs if doc.get("invocation") == invocation]
             end = RunEnd(component_id, invocation, "killed by SIGSEGV", self.machine.now_ms)
-            changed, self.books, outcome = job.settle(self.books, ours, end, self.pool)
+            changed, self.books, outcome = settlement.settle(self.books, ours, end, self.pool)
             for doc in changed:
                 place = next(n for n, old in enumerate(self.jobs) if old["_key"] == doc["_key"])
                 self.jobs[place] = doc

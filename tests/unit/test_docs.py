@@ -5,6 +5,7 @@ and the tables of the contract, the policy and the map of modules agree with the
 from __future__ import annotations
 
 import importlib
+import json
 import re
 import shlex
 import tomllib
@@ -32,6 +33,7 @@ from nomarr_systemd.core.health import (
 )
 from nomarr_systemd.core.policy import Rules
 from nomarr_systemd.host.scope import make_scope
+from nomarr_systemd.store.protocol import DOMAINS
 from nomarr_systemd.systemd import journal
 
 CHECKOUT = Path(__file__).parents[2]
@@ -236,3 +238,11 @@ def test_the_journals_ids_are_complete() -> None:
     text = (CHECKOUT / "docs/contract.md").read_text()
     written = re.findall(r'"(NOMARR_[A-Z_]+)"', Path(journal.__file__).read_text())
     assert [name for name in written if f"`{name}`" not in text] == []
+
+
+def test_the_grants_of_arangodb_name_every_collection() -> None:
+    text = (CHECKOUT / "docs/security.md").read_text()
+    named = [
+        json.loads(found) for found in re.findall(r"^    (\[.*\])\.forEach\($", text, re.MULTILINE)
+    ]
+    assert named == [[each.name for each in DOMAINS[domain]] for domain in ("policy", "work")]

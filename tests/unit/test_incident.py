@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nomarr_systemd.core.death import Death
-from nomarr_systemd.core.incident import Incident, find_outage
+from nomarr_systemd.core.incident import Incident, find_outage, pack, unpack
 from nomarr_systemd.core.time import Moment
 
 NOW = Moment(1_000_000, "a" * 32, 500_000)
@@ -69,3 +70,21 @@ def test_an_incident_comes_back_from_its_document() -> None:
     stored["members"] = list(stored["members"])
     stored["refunds"] = [list(one) for one in stored["refunds"]]
     assert Incident.from_doc(stored) == made
+
+
+@given(st.sets(st.integers(0, 4095)))
+def test_numbers_of_members_are_short_and_whole(numbers: set[int]) -> None:
+    names = tuple(f"worker:tag:{number}" for number in sorted(numbers))
+    assert unpack("tag", pack(reversed(names))) == names
+
+
+def test_numbers_of_many_members_are_a_few_characters() -> None:
+    assert pack(f"worker:tag:{number}" for number in [*range(4096)]) == "0-4095"
+    assert pack(f"worker:tag:{number}" for number in (7, 0, 1, 2, 3)) == "0-3,7"
+    assert unpack("tag", "") == ()
+
+
+@pytest.mark.parametrize("numbers", ["0-9999999999", "0-4095,0", "a", "-5", "1-2-3", "3,x"])
+def test_numbers_that_nobody_wrote_are_refused(numbers: str) -> None:
+    with pytest.raises(ValueError):
+        unpack("tag", numbers)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nomarr_systemd.config.values import Pool
-from nomarr_systemd.core import job
+from nomarr_systemd.core import job, settlement
 from nomarr_systemd.core.errors import BadName
 from nomarr_systemd.core.job import (
     LEFT,
@@ -69,7 +69,7 @@ def in_hand(n: int, doc: dict[str, object] | None = None) -> dict[str, object]:
 
 
 def test_a_crash_fails_the_job_and_says_who_and_why() -> None:
-    doc = job.settle_job(in_hand(1), death(1), "restart-fail-in-flight", 2)
+    doc = settlement.settle_job(in_hand(1), death(1), "restart-fail-in-flight", 2)
     assert doc["status"] == "error"
     assert doc["error"]["type"] == "WorkerCrashedError"
     assert (doc["error"]["pool"], doc["error"]["worker_index"]) == ("tag", 3)
@@ -80,8 +80,8 @@ def test_a_crash_fails_the_job_and_says_who_and_why() -> None:
 
 @pytest.mark.parametrize("policy", ["restart-fail-in-flight", "restart-requeue-in-flight"])
 def test_the_second_death_quarantines_whatever_the_policy(policy: CrashPolicy) -> None:
-    doc = job.requeue(job.settle_job(in_hand(1), death(1), policy, 2), 5)
-    doc = job.settle_job(in_hand(2, doc), death(2), policy, 2)
+    doc = job.requeue(settlement.settle_job(in_hand(1), death(1), policy, 2), 5)
+    doc = settlement.settle_job(in_hand(2, doc), death(2), policy, 2)
     assert doc["status"] == "quarantined"
     assert [each.invocation for each in job.crashes_of(doc)] == [f"{n:032x}" for n in (1, 2)]
     # Released, it has its lives again, and what was is still on record.
@@ -89,27 +89,31 @@ def test_the_second_death_quarantines_whatever_the_policy(policy: CrashPolicy) -
     assert doc["status"] == "pending"
     assert job.crashes_of(doc) == []
     assert len(doc["crashes"]) == 2
-    doc = job.settle_job(in_hand(3, doc), death(3), policy, 2)
+    doc = settlement.settle_job(in_hand(3, doc), death(3), policy, 2)
     assert doc["status"] != "quarantined"
 
 
 @pytest.mark.parametrize("cause", [STOPPED, REBOOTED, LEFT])
 def test_a_stop_and_a_reboot_are_not_held_against_a_job(cause: str) -> None:
-    doc = job.settle_job(in_hand(1), death(1, cause, counted=False), "restart-fail-in-flight", 1)
+    doc = settlement.settle_job(
+        in_hand(1), death(1, cause, counted=False), "restart-fail-in-flight", 1
+    )
     assert doc["status"] == "error"
     assert job.crashes_of(doc) == []
-    doc = job.settle_job(in_hand(1), death(1, cause, counted=False), "restart-requeue-in-flight", 1)
+    doc = settlement.settle_job(
+        in_hand(1), death(1, cause, counted=False), "restart-requeue-in-flight", 1
+    )
     assert doc["status"] == "pending"
 
 
 def test_crashes_are_bounded_and_forgiveness_moves_with_them() -> None:
     doc = job.make_job("tag", "/a", 1)
     for n in range(60):
-        doc = job.settle_job(in_hand(n, doc), death(n), "restart-requeue-in-flight", 2)
+        doc = settlement.settle_job(in_hand(n, doc), death(n), "restart-requeue-in-flight", 2)
         if doc["status"] == "quarantined":
             assert len(job.crashes_of(doc)) == 2
             doc = job.release(doc, n)
-    assert len(doc["crashes"]) == job.MAX_CRASHES
+    assert len(doc["crashes"]) == settlement.MAX_CRASHES
 
 
 def test_an_error_of_any_text_can_be_kept() -> None:
@@ -140,20 +144,20 @@ def test_a_settlement_can_be_repeated(
         if doc["status"] == "pending":
             doc = in_hand(n, doc)
         end = death(n, cause, counted=blamed)
-        changed, after, outcome = job.settle(books, [doc], end, pool)
+        changed, after, outcome = settlement.settle(books, [doc], end, pool)
         written = changed[0] if changed else doc
         if blamed:  # an uncounted end leaves no trace in the job
-            again, cut, same = job.settle(books, [written], end, pool)
+            again, cut, same = settlement.settle(books, [written], end, pool)
             assert (again, cut, same) == ([], after, outcome)
             counted.add(n)
-        again, still, same = job.settle(after, [written], end, pool)
+        again, still, same = settlement.settle(after, [written], end, pool)
         assert (again, same) == ([], outcome)
         assert still["records"] == after["records"]
         books, doc = after, written
         assert json.loads(json.dumps(books)) == json.loads(
             json.dumps(still | {"crashes": books["crashes"]})
         )
-        found = job.find_outcome(json.loads(json.dumps(books)), end.invocation)
+        found = settlement.find_outcome(json.loads(json.dumps(books)), end.invocation)
         assert found == (outcome if outcome.counted or outcome.settled else None)
     assert {each["invocation"] for each in books["records"] if each["counted"]} == {
         f"{n:032x}" for n in counted
@@ -165,5 +169,5 @@ def test_crashes_of_a_pool_are_forgotten_when_the_whole_pool_has_stopped() -> No
     pool = Pool("tag", crash_max_retries=5)
     books = BOOKS | {"crashes": 3}
     end = RunEnd("worker:tag:0", "a" * 32, STOPPED, 1, counted=False)
-    assert job.settle(books, [], end, pool)[1]["crashes"] == 3
-    assert job.settle(books, [], end._replace(pool_stopped=True), pool)[1]["crashes"] == 0
+    assert settlement.settle(books, [], end, pool)[1]["crashes"] == 3
+    assert settlement.settle(books, [], end._replace(pool_stopped=True), pool)[1]["crashes"] == 0

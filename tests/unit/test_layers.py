@@ -85,7 +85,7 @@ ONLY_IN = {
     "tornado": ("web",),
     "jinja2": ("cli", "systemd", "postmortem"),
     "sqlite3": ("store.sqlite",),
-    "systemd": ("systemd", "supervisor"),
+    "systemd": ("systemd",),
     "sdnotify": ("worker",),
 }
 
@@ -222,10 +222,53 @@ def test_the_controllers_imports_stay_cheap() -> None:
     """What a controller on SQLite needs, imported for real, and what must not come with it."""
     names = ["nomarr_systemd.controller.main", "nomarr_systemd.store.sqlite.store"]
     heavy = ["arango", "jinja2", "click", "asyncio", "dataclasses", "logging", "tomllib", "inspect"]
-    heavy += ["ctypes", "hashlib", "subprocess", "systemd", "threading"]
+    heavy += ["ctypes", "hashlib", "string", "subprocess", "systemd", "threading"]
+    heavy += [f"nomarr_systemd.{name}" for name in ("core.frames", "live.answers", "live.client")]
     code = (
         f"import sys, {', '.join(names)}\n"
         f"print([name for name in {heavy!r} if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_supervisors_imports_stay_small() -> None:
+    """They stay in memory on every host: each of these, with what it needs, is a megabyte."""
+    large = ["asyncio", "dataclasses", "inspect", "logging", "subprocess", "systemd", "tempfile"]
+    large += ["traceback", "hashlib", "ssl", "urllib", "email", "datetime", "sqlite3"]
+    code = (
+        "import sys, nomarr_systemd.supervisor.main\n"
+        f"print([name for name in {large!r} if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-IS",
+            "-c",
+            f"import sys; sys.path.insert(0, {str(ROOT.parent)!r})\n{code}",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_resident_programs_create_no_named_tuple_of_typing() -> None:
+    """Each costs as much as six of core.named_tuple, while a worker waits for its restart."""
+    names = ["controller.main", "supervisor.main", "store.sqlite.store"]
+    code = (
+        "import sys, typing\n"
+        "made = []\n"
+        "create = typing.NamedTupleMeta.__new__\n"
+        "def note(kind, name, bases, body):\n"
+        "    made.append(body['__module__'] + '.' + name)\n"
+        "    return create(kind, name, bases, body)\n"
+        "typing.NamedTupleMeta.__new__ = note\n"
+        f"import {', '.join(f'nomarr_systemd.{name}' for name in names)}\n"
+        "print([name for name in made if name.startswith('nomarr_systemd')])"
     )
     done = subprocess.run(
         [sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True

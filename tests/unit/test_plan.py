@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
+import pytest
+
 from nomarr_systemd.core import account as book
 from nomarr_systemd.core import intents as do
 from nomarr_systemd.core.account import Account
@@ -10,7 +14,7 @@ from nomarr_systemd.core.incident import INCIDENT, Incident
 from nomarr_systemd.core.intents import Intent
 from nomarr_systemd.core.job import describe_failed
 from nomarr_systemd.core.plan import plan
-from nomarr_systemd.core.world import Outcome, Pool, Unit, Worker, World
+from nomarr_systemd.core.world import Outcome, Pool, Turns, Unit, Worker, World
 from tests.support.moments import PLAIN, at, death, run
 
 TAG = Component("tag", 0)
@@ -52,6 +56,20 @@ def test_an_incident_whose_canary_is_no_longer_configured_goes_on_or_ends() -> N
     running = Worker(TAG, PLAIN, Unit("active", run(2)), EMPTY)
     planned = plan(world(running, incidents={"tag": incident}), at(5))
     assert kinds(planned) == ["Close"]
+
+
+def test_deaths_of_an_incident_are_counted_when_it_closes() -> None:
+    """Those of its members since those that opened it; a member without an account died once."""
+    names = ("worker:tag:0", "worker:tag:1", "worker:tag:9")
+    incident = Incident("tag", "exit", 1, at(100), "worker:tag:0", names, ())
+    account = EMPTY
+    for number, second in enumerate((10, 95, 110, 120)):  # the first one long before
+        account = book.record_failure(account, death(run(number)), PLAIN, at(second))[0]
+    account = book.refund(account, run(1), at(101), "x")[0]
+    account = book.record_failure(account, death(run(7), stop_asked=True), PLAIN, at(125))[0]
+    canary = Worker(TAG, PLAIN, Unit("active", run(8)), account)
+    planned = plan(world(canary, incidents={"tag": incident}, healthy=frozenset(names)), at(130))
+    assert do.Close("tag", "worker:tag:0 is healthy", 3 + 1 + 1) in planned
 
 
 def test_a_start_after_a_hold_that_fails_is_a_failure_of_its_own() -> None:
@@ -204,3 +222,23 @@ def test_the_supervisor_is_asked_before_a_mask_and_a_job_at_fault_is_no_reason_f
     wrong = worker._replace(deaths=(death(run(2), code=78),))
     planned = plan(world(wrong, asked=asked, outcomes=(outcome,)), at(5))
     assert "Mask" in kinds(planned)
+
+
+@pytest.mark.parametrize(
+    ("kind", "hold", "timer", "is_kept"),
+    [
+        ("exit", "", "none", True),
+        ("exit", "paused by anna", "none", False),
+        ("dependency", "", "waiting", False),
+    ],
+)
+def test_a_turn_is_kept_by_workers_that_start_and_by_no_others(
+    kind: str, hold: str, timer: Literal["none", "waiting"], is_kept: bool
+) -> None:
+    """Paused as it was started, or without what it needs, it kept others from their restarts."""
+    account = book.record_failure(EMPTY, death(run(1), kind), PLAIN, at(0))[0]
+    account = book.set_effect(account, run(1), "started", at(1))
+    unit = FAILED._replace(timer=timer)
+    turns = {"tag": Turns(0, frozenset({TAG.component_id}))}
+    planned = plan(world(Worker(TAG, PLAIN, unit, account, hold), turns=turns), at(1))
+    assert (do.GiveTurn(TAG) not in planned) == is_kept

@@ -341,7 +341,7 @@ class PolicyMachine(RuleBasedStateMachine):
 
 TestPolicyAgainstModel = PolicyMachine.TestCase
 TestPolicyAgainstModel.settings = settings(
-    max_examples=times(300),
+    max_examples=times(100),
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],

@@ -14,6 +14,7 @@ from nomarr_systemd.config.store_url import (
     ArangoUrl,
     PostgresUrl,
     SqliteUrl,
+    find_addresses,
     parse_address,
     parse_store_url,
 )
@@ -133,6 +134,19 @@ def refusal_of(url: str) -> str:
     except BadName as error:
         return f"{error} {error.hint}"
     return ""
+
+
+@pytest.mark.parametrize(
+    ("url", "addresses"),
+    [
+        ("sqlite:///var/lib/nomarr", ()),
+        ("postgresql://a@10.0.0.1,[::1]:5/nomarr", ("10.0.0.1", "localhost")),
+        ("arangodb+tls://a@localhost/nomarr", ("localhost",)),
+        ("arangodb://a@10.0.0.1,db.example/nomarr", None),
+    ],
+)
+def test_addresses_of_the_hosts(url: str, addresses: tuple[str, ...] | None) -> None:
+    assert find_addresses(url) == addresses
 
 
 def test_addresses() -> None:

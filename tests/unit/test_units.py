@@ -209,6 +209,19 @@ def test_a_network_is_for_a_store_on_a_server(tmp_path: Path) -> None:
     assert not any(map(plan(served, str(tmp_path), system_paths()).concern, STORE_USERS))
 
 
+def test_a_store_with_an_address_is_all_that_can_be_reached() -> None:
+    files = "password_file = '/a'\nwork_password_file = '/b'"
+    for hosts, allowed in (
+        ("10.1.2.3:1,[fd00::1]", "IPAddressAllow=10.1.2.3 fd00::1"),
+        ("localhost,[::1]:1", "IPAddressAllow=localhost"),
+    ):
+        url = f"postgresql://root@{hosts}/nomarr"
+        config = parse(f'[store]\nurl = "{url}"\nwork_user = "work"\n{files}\n{POOL}')
+        for unit in STORE_USERS:
+            text = render_files(config, system_paths())[f"{unit}.d/20-nomarr.conf"]
+            assert sections(text) == {"Service": ["IPAddressDeny=any", allowed]}
+
+
 def test_what_others_made_is_left_alone(tmp_path: Path) -> None:
     paths = Paths("/run/user/7", str(tmp_path / "state"), user=True)
     install(plan(parse(POOL), str(tmp_path), paths, libexec="/lib"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import json
 import os
 import socket
@@ -192,6 +193,56 @@ def test_bad_topics_are_refused() -> None:
 )
 def test_hosts_are_taken_apart(text: str, name: str) -> None:
     assert split_host(text) == name
+
+
+@pytest.mark.parametrize(
+    ("headers", "page", "data"),
+    [
+        ({}, 0, 0),
+        ({"Host": "127.0.0.1:8765"}, 0, 0),
+        ({"Host": ""}, 421, 421),
+        ({"Host": "evil.example"}, 421, 421),  # a name that points here by now
+        ({"Host": "localhost.evil.example"}, 421, 421),
+        ({"Host": "localhost,evil.example"}, 421, 421),  # two headers of this name
+        ({"Host": "localhost:80@evil.example"}, 421, 421),
+        ({"Origin": "http://localhost"}, 0, 0),
+        ({"Origin": "http://evil.example"}, 403, 403),
+        ({"Origin": "http://localhost.evil.example"}, 403, 403),
+        ({"Origin": "null"}, 403, 403),
+        ({"Origin": ""}, 403, 403),
+        ({"Sec-Fetch-Site": "same-origin"}, 0, 0),
+        ({"Sec-Fetch-Site": "same-site"}, 0, 403),  # another port of this machine
+        ({"Sec-Fetch-Site": "cross-site"}, 0, 403),  # a link to the page is fine
+    ],
+)
+def test_other_sites_are_refused(headers: dict[str, str], page: int, data: int) -> None:
+    guard = Guard(HOSTS)
+    for asks_data, status in ((False, page), (True, data)):
+        refusal = guard.check("GET", {"Host": "localhost"} | headers, data=asks_data)
+        assert (refusal.status if refusal else 0) == status
+    for method in ("POST", "PUT", "OPTIONS", "get", ""):
+        refused = guard.check(method, {"Host": "localhost"}, data=False)
+        assert refused
+        assert refused.status == 405
+
+
+def test_the_token_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The comparison takes as long for a token that is wrong in its first character."""
+    asked: list[tuple[bytes, bytes]] = []
+
+    def compare(one: bytes, other: bytes) -> bool:
+        asked.append((one, other))
+        return digest(one, other)
+
+    digest = hmac.compare_digest
+    monkeypatch.setattr(hmac, "compare_digest", compare)
+    token = b"0123456789abcdef"
+    for given in (token, b"x" * 16, b"0", b""):
+        header = {"Host": "localhost", "Authorization": f"Bearer {given.decode()}"}
+        refusal = Guard(HOSTS, token).check("GET", header, data=True)
+        assert (refusal is None) == (given == token)
+        assert asked.pop() == (given, token)
+    assert asked == []
 
 
 def test_the_token_is_asked_for_data_and_not_for_the_page() -> None:

@@ -1,5 +1,5 @@
 """Checks of the configuration and of systemd's units: what was applied, files and programs of the
-package, services, masks, and directives that a drop-in of somebody else has changed.
+package, services, masks, and directives that a drop-in which is not ours has changed.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 from nomarr_systemd.config.unit_directives import find_owned
-from nomarr_systemd.core.ids import UNIT_PREFIX, UNIT_SUFFIX
+from nomarr_systemd.core.ids import TARGET, UNIT_PREFIX, UNIT_SUFFIX
 from nomarr_systemd.core.text import count
 from nomarr_systemd.operate.apply import make_plan
 from nomarr_systemd.operate.doctor.installation import Found, Installation, list_some
 from nomarr_systemd.systemd import unit_files
-from nomarr_systemd.systemd.manager import RECONCILER, SUPERVISOR, TARGET
+from nomarr_systemd.systemd.manager import RECONCILER, SUPERVISOR
 
 _SOCKET: Final = "nomarr-supervisor.socket"
 _RUNNING: Final = (

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from nomarr_systemd.core.errors import NotPermitted
-from nomarr_systemd.core.ids import UNIT_PREFIX, UNIT_SUFFIX, Component
+from nomarr_systemd.core.ids import TARGET, UNIT_PREFIX, UNIT_SUFFIX, Component
 from nomarr_systemd.core.text import count
 from nomarr_systemd.host.holds import Holds
 from nomarr_systemd.host.layout import VIEWERS
@@ -114,8 +114,9 @@ def _check_holds(it: Installation, views: Iterable[View]) -> Found:
 
 def _check_down(it: Installation, views: Sequence[View]) -> Found:
     """Workers that nothing will start. Those that died just now get the time to be decided on."""
-    down = [view for view in views if _is_down(view)]
-    if any(view.idle == "lost" for view in down):
+    # Of the target itself check_services knows.
+    down = [view for view in views if _is_down(view) and not view.needs.startswith(TARGET)]
+    if any(view.idle in ("undecided", "lost") for view in down):
         time.sleep(_AGAIN_S)
         again = gather(it.scope, it.config, [view.worker for view in down]).views
         runs = {view.worker: view.invocation for view in down}
@@ -133,6 +134,7 @@ def _check_down(it: Installation, views: Sequence[View]) -> Found:
         ("stopped", "stopped by hand"),
         ("finished", 'finished (on_clean_exit is "stay")'),
         ("waiting", "waiting for what has to come first"),
+        ("undecided", "down since a moment, and not decided about yet"),
         ("lost", "down, and nothing will start "),
     ):
         workers = [view.worker for view in down if view.idle == idle and not view.needs]
@@ -141,7 +143,12 @@ def _check_down(it: Installation, views: Sequence[View]) -> Found:
             it_or_them = ("it" if len(workers) == 1 else "them") if idle == "lost" else ""
             text = f"{count(len(workers))} {why}{it_or_them}: {_name(workers)}"
             level: Level = "bad" if idle == "lost" else "ok" if idle == "finished" else "warn"
-            yield level, text, "" if level == "ok" else f"{it.systemctl} start {units}"
+            mend = (
+                f"{it.nomarrctl} reconcile"
+                if idle == "undecided"
+                else f"{it.systemctl} start {units}"
+            )
+            yield level, text, "" if level == "ok" else mend
 
 
 def _is_down(view: View) -> bool:

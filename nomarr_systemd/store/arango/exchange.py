@@ -20,8 +20,8 @@ from nomarr_systemd.core.text import clean
 from nomarr_systemd.store.resolve import resolve
 
 _PIECE: Final = 65536
-# A connection that was idle for longer is not used: its host may be gone without a word, and a
-# write that is sent there may not be sent to the next host.
+# A connection that was idle for longer is not used: its host may be gone without closing
+# it, and a write that is sent there may not be sent to the next host.
 _TRUSTED_S: Final = 5.0
 _MAX_WORDS: Final = 200
 

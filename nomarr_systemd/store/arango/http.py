@@ -10,11 +10,10 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
-import re
 import ssl
 import time
 from collections.abc import Callable, Iterator, MutableMapping
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
 from arango.client import ArangoClient
@@ -33,6 +32,7 @@ from nomarr_systemd.core.errors import (
 )
 from nomarr_systemd.core.text import clean
 from nomarr_systemd.store.arango.exchange import Connection, NotSent, NotTrusted, Unanswered
+from nomarr_systemd.store.protocol import MAX_DEPTH, decode
 
 if TYPE_CHECKING:
     from nomarr_systemd.config.store_url import ArangoUrl
@@ -71,7 +71,7 @@ PAUSES_S: Final = (0.005, 0.02, 0.05, 0.1, 0.2)
 
 
 _MAX_WORDS: Final = 300  # characters of the server's error message
-_SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
+_MAX_DEPTH: Final = MAX_DEPTH + 8  # of an answer: documents are inside it
 # What python-arango and our own checks raise if an answer is not as expected.
 _STRANGE: Final = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
@@ -310,15 +310,9 @@ def _as_it_is(body: Any) -> Any:
 def _parse(content: bytes) -> dict[str, Any]:
     """The JSON object in an answer; Unanswered if it is not one, or cannot be encoded again."""
     try:
-        text = content.decode()
-        value = json.loads(text or "{}", parse_constant=_refuse_constant)
-        if _SURROGATE.search(text):  # half a pair cannot be encoded
-            json.dumps(value, ensure_ascii=False).encode()
-    except (ValueError, RecursionError) as error:
-        raise Unanswered("its answer is not JSON") from error
-    if not isinstance(value, dict):
-        raise Unanswered("its answer is not an object")
-    return value
+        return decode(content.decode() or "{}", _MAX_DEPTH)
+    except ValueError as error:
+        raise Unanswered(f"its answer is not JSON: {clean(str(error), _MAX_WORDS)}") from error
 
 
 def _parse_error(content: bytes) -> dict[str, Any]:
@@ -332,10 +326,6 @@ def _parse_error(content: bytes) -> dict[str, Any]:
         "errorNum": number if type(number) is int else 0,
         "errorMessage": clean(message, _MAX_WORDS) if isinstance(message, str) else "",
     }
-
-
-def _refuse_constant(text: str) -> NoReturn:
-    raise ValueError(f"{text} is no JSON")
 
 
 def _exact_target(url: str, params: MutableMapping[str, str]) -> str:

@@ -6,9 +6,9 @@ of documents is not known here.
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Final
 
 from nomarr_systemd.config.values import Copies
@@ -32,6 +32,7 @@ from nomarr_systemd.store.arango.queries import Query
 from nomarr_systemd.store.arango.schema import Schema
 from nomarr_systemd.store.protocol import (
     DOMAINS,
+    MOST_FOUND,
     POLICY_LEDGER,
     Doc,
     Domain,
@@ -41,6 +42,7 @@ from nomarr_systemd.store.protocol import (
     in_portions,
     new_keys,
 )
+from nomarr_systemd.store.publication import Publication
 
 if TYPE_CHECKING:
     from nomarr_systemd.config.store_url import ArangoUrl
@@ -50,7 +52,6 @@ if TYPE_CHECKING:
 # an account has 460 kB at most, a job 1.2 MB.
 _MOST: Final[dict[Domain, int]] = {"policy": 4 << 20, "work": 64 << 20}
 _BATCH: Final[dict[Domain, int]] = {"policy": 8, "work": 50}
-_MOST_FOUND: Final = 128 << 20  # bytes of all answers to one find(): 4096 usual accounts are less
 _FIND_TIMES: Final = 5  # all of find() may take this many time-outs
 _NO_COPIES: Final = Copies()
 
@@ -75,21 +76,23 @@ class ArangoStore:
         timeout_s: float = 2.0,
         copies: Copies = _NO_COPIES,
         publisher: Publisher | None = None,
+        most: int = MOST_FOUND,
     ) -> None:
         self._url = url
         self._password = password
         self._collections = {collection.name for collection in DOMAINS[domain]}
         self._batch = _BATCH[domain]
         self._find_s = _FIND_TIMES * timeout_s
+        self._most = most
         self._publisher = publisher
-        self._unpublished: set[str] | None = None  # in a batch: keys to publish at its end
+        self._publication = Publication(publisher, self._read_bodies)
         self._ready = False
         self._link = Link(
             url,
             password=password,
             ca_file=ca_file,
             timeout_s=timeout_s,
-            most=_MOST[domain],
+            most=min(_MOST[domain], most),
             copies=copies,
         )
         self._db = self._link.database(url.database)
@@ -112,7 +115,7 @@ class ArangoStore:
         rev = self._link.settle(
             f"{collection}/{key}", lambda: read_rev(documents.insert(new, sync=_synced(collection)))
         )
-        self._written(collection, key)
+        self._publication.written(collection, key)
         return rev
 
     def replace(self, collection: str, doc: Doc) -> str:
@@ -126,7 +129,7 @@ class ArangoStore:
             f"{collection}/{key}",
             lambda: read_rev(documents.replace(new, check_rev=True, sync=_synced(collection))),
         )
-        self._written(collection, key)
+        self._publication.written(collection, key)
         return rev
 
     def delete(self, collection: str, key: str, rev: str | None = None) -> bool:
@@ -141,7 +144,7 @@ class ArangoStore:
         else:
             raise StaleRevision(f"{what}: {rev!r:.80} is no revision")
         if gone:
-            self._written(collection, key)
+            self._publication.written(collection, key)
         return bool(gone)
 
     def find(
@@ -179,7 +182,7 @@ class ArangoStore:
                 collection, lambda: [check_document(doc) for doc in cursor.fetch()["batch"]]
             )
             docs += page
-            is_late = time.monotonic() > ends or self._link.received - received > _MOST_FOUND
+            is_late = time.monotonic() > ends or self._link.received - received > self._most
             if not page or is_late:
                 raise self._link.strange(f"{collection} (too large, or without an end)")
         return docs
@@ -235,7 +238,7 @@ class ArangoStore:
                 f" for {collection}: {details}"
             )
         for row in rows:
-            self._written(collection, row["_key"])
+            self._publication.written(collection, row["_key"])
         return created
 
     def append(self, collection: str, docs: Sequence[Doc]) -> None:
@@ -291,18 +294,10 @@ class ArangoStore:
             return False
         return True
 
-    @contextlib.contextmanager
-    def batch(self) -> Iterator[None]:
+    def batch(self) -> AbstractContextManager[None]:
         """Only publishes at its end what was written in it: each write is a request of its own,
         durable when it is answered."""
-        if self._unpublished is not None:
-            raise StoreError("a batch cannot contain another batch")
-        self._unpublished = unpublished = set[str]()
-        try:
-            yield
-        finally:
-            self._unpublished = None
-            self._publish(*sorted(unpublished))
+        return self._publication.batch(always=True)
 
     def publish_all(self) -> None:
         if self._publisher is not None:
@@ -321,18 +316,6 @@ class ArangoStore:
         if not self._ready:
             self._schema.make(self._password)
             self._ready = True
-
-    def _written(self, collection: str, key: str) -> None:
-        if collection != POLICY_LEDGER:
-            return
-        if self._unpublished is not None:
-            self._unpublished.add(key)
-        else:
-            self._publish(key)
-
-    def _publish(self, *keys: str) -> None:
-        if self._publisher is not None:
-            self._publisher.publish(keys, self._read_bodies)
 
     def _read_bodies(self, keys: list[str]) -> dict[str, str]:
         if len(keys) == 1:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from nomarr_systemd.store.protocol import (
     DOMAINS,
@@ -19,6 +19,7 @@ from nomarr_systemd.store.protocol import (
     check_field,
     check_key,
     check_where,
+    decode,
     encode,
 )
 
@@ -39,7 +40,6 @@ NEW_REV: Final = "left(replace(gen_random_uuid()::text, '-', ''), 16)"
 _MARK: Final = "\ue000"
 _NUL: Final = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
 _MARKED: Final = re.compile(f"{_MARK}([01])")
-_SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def to_body(doc: Doc) -> str:
@@ -52,13 +52,7 @@ def read_row(row: tuple[Any, ...]) -> Doc:
     key, rev, body = row
     if not (isinstance(rev, str) and REV.fullmatch(rev) and isinstance(body, str)):
         raise ValueError("this is no document")
-    text = read_body(body)
-    doc = json.loads(text, parse_constant=_refuse_constant)
-    if not isinstance(doc, dict):
-        raise ValueError("this is no document")
-    if _SURROGATE.search(text):  # half a pair cannot be encoded
-        json.dumps(doc, ensure_ascii=False).encode()
-    return {**doc, "_key": check_key(key), "_rev": rev}
+    return {**decode(read_body(body)), "_key": check_key(key), "_rev": rev}
 
 
 def read_body(body: str) -> str:
@@ -149,8 +143,8 @@ def read_text(value: object) -> str | None:
 
 
 def _is_number(field: str) -> bool:
-    """True for fields that hold moments: their index is by number, others' by text."""
-    return field.endswith("_ms")
+    """True for fields that hold moments or numbers: their index is by number, others' by text."""
+    return field.endswith("_ms") or field == "number"
 
 
 def _indexed(field: str) -> str:
@@ -173,7 +167,3 @@ def _mark(text: str) -> str:
     if "\\u0000" in text:
         text = _NUL.sub(lambda found: f"{found[1]}{_MARK}0", text)
     return text
-
-
-def _refuse_constant(text: str) -> NoReturn:
-    raise ValueError(f"{text} is no JSON")

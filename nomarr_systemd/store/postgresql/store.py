@@ -23,6 +23,7 @@ from nomarr_systemd.store.postgresql import schema, statements
 from nomarr_systemd.store.postgresql.link import Link
 from nomarr_systemd.store.protocol import (
     DOMAINS,
+    MOST_FOUND,
     POLICY_LEDGER,
     PORTION,
     Doc,
@@ -35,6 +36,7 @@ from nomarr_systemd.store.protocol import (
     in_portions,
     new_keys,
 )
+from nomarr_systemd.store.publication import Publication
 
 if TYPE_CHECKING:
     from nomarr_systemd.config.store_url import PostgresUrl
@@ -44,7 +46,6 @@ if TYPE_CHECKING:
 _MOST: Final[dict[Domain, int]] = {"policy": 32 << 20, "work": 64 << 20}
 _PAGE: Final = 50  # documents in the first answer to find(); more if they are small
 _MAX_PAGE: Final = 5000
-_MOST_FOUND: Final = 128 << 20  # bytes of all answers to one find()
 _FIND_TIMES: Final = 5  # all of find() may take this many time-outs
 _STRANGE: Final = (ValueError, TypeError, LookupError, RecursionError, BadDocument)
 
@@ -67,13 +68,20 @@ class PostgresStore:
         ca_file: str | None = None,
         timeout_s: float = 2.0,
         publisher: Publisher | None = None,
+        most: int = MOST_FOUND,
     ) -> None:
         self._domain: Domain = domain
         self._collections = {collection.name for collection in DOMAINS[domain]}
         self._publisher = publisher
-        self._unpublished: set[str] | None = None  # in a batch: keys to publish after its commit
+        self._publication = Publication(publisher, self._read_bodies)
+        self._most = most
+        self._most_at_once = min(_MOST[domain], most)
         self._link = Link(
-            url, password=password, ca_file=ca_file, timeout_s=timeout_s, most=_MOST[domain]
+            url,
+            password=password,
+            ca_file=ca_file,
+            timeout_s=timeout_s,
+            most=self._most_at_once,
         )
 
     def get(self, collection: str, key: str) -> Doc | None:
@@ -89,7 +97,7 @@ class PostgresStore:
         # Not an error of the server, which would end the transaction.
         if not self._link.settle(f"{collection}/{key}", sql, [key, rev, body]).changed:
             raise KeyExists(f"{collection}/{key} exists already")
-        self._written(collection, key)
+        self._publication.written(collection, key)
         return rev
 
     def replace(self, collection: str, doc: Doc) -> str:
@@ -98,7 +106,7 @@ class PostgresStore:
         sql = f"UPDATE {table} SET rev = %s, body = %s WHERE key = %s AND rev = %s"
         if not self._link.run(f"{collection}/{key}", sql, [rev, body, key, old]).changed:
             raise StaleRevision(f"{collection}/{key} was changed or removed meanwhile")
-        self._written(collection, key)
+        self._publication.written(collection, key)
         return rev
 
     def insert_all(self, collection: str, docs: Sequence[Doc]) -> list[str]:
@@ -107,7 +115,7 @@ class PostgresStore:
         if self._insert_all(collection, rows, " ON CONFLICT DO NOTHING", revs) != len(rows):
             raise KeyExists(f"one of {len(rows)} documents of {collection} exists already")
         for key, _ in rows:
-            self._written(collection, key)
+            self._publication.written(collection, key)
         return revs
 
     def replace_all(self, collection: str, docs: Sequence[Doc]) -> list[str]:
@@ -137,7 +145,7 @@ class PostgresStore:
             if not gone and self.get(collection, key):
                 raise StaleRevision(f"{what} was changed meanwhile")
         if gone:
-            self._written(collection, key)
+            self._publication.written(collection, key)
         return gone
 
     def find(
@@ -171,14 +179,14 @@ class PostgresStore:
             after = found[-1]["_key"]
             got = max(0, self._link.received - before)
             received += got
-            if time.monotonic() > ends or received > _MOST_FOUND:
+            if time.monotonic() > ends or received > self._most:
                 raise self._strange(f"{collection} (too large, or without an end)")
-            if got < _MOST[self._domain] // 64:
+            if got < self._most_at_once // 64:
                 page = min(page * 8, _MAX_PAGE)
         return docs
 
     def first(self, collection: str, where: Equal, limit: int = 1) -> list[Doc]:
-        if self._unpublished is None:
+        if not self._publication.in_batch:
             raise StoreError("a document is held only inside a batch")
         condition, values = statements.where(where)
         ordered = statements.order_by("_key", descending=False)
@@ -208,7 +216,7 @@ class PostgresStore:
         rows = [(check_key(doc.get("_key")), statements.to_body(doc)) for doc in docs]
         added = self._insert_all(collection, rows, " ON CONFLICT DO NOTHING")
         for key, _ in rows:
-            self._written(collection, key)
+            self._publication.written(collection, key)
         return added
 
     def append(self, collection: str, docs: Sequence[Doc]) -> None:
@@ -257,16 +265,10 @@ class PostgresStore:
 
     @contextlib.contextmanager
     def batch(self) -> Iterator[None]:
-        if self._unpublished is not None:
-            raise StoreError("a batch cannot contain another batch")
-        self._make_ready()
-        self._unpublished = unpublished = set[str]()
-        try:
+        with self._publication.batch():
+            self._make_ready()
             with self._link.transaction():
                 yield
-        finally:
-            self._unpublished = None
-        self._publish(*sorted(unpublished))
 
     def publish_all(self) -> None:
         if self._publisher is not None:
@@ -322,18 +324,6 @@ class PostgresStore:
             f"{what} in PostgreSQL at {self._link.where}: its answer is not as expected",
             hint="check that its data is not damaged",
         )
-
-    def _written(self, collection: str, key: str) -> None:
-        if collection != POLICY_LEDGER:
-            return
-        if self._unpublished is not None:
-            self._unpublished.add(key)
-        else:
-            self._publish(key)
-
-    def _publish(self, *keys: str) -> None:
-        if self._publisher is not None:
-            self._publisher.publish(keys, self._read_bodies)
 
     def _read_bodies(self, keys: list[str]) -> dict[str, str]:
         sql = f"SELECT key, body::text FROM {self._table(POLICY_LEDGER)} WHERE key = ANY(%s)"

@@ -49,8 +49,9 @@ class SqliteFile:
     """Runs statements on the database at ``path``; ``schema`` are the statements that make it.
 
     ``indexes`` are no part of its version: an existing file gains and loses them when it is
-    opened, and a program of another version works with whatever indexes there are. A ``private``
-    file is refused if other users may change it or its directory.
+    opened, and a program of another version works with whatever indexes there are. No text in it
+    may be longer than ``most`` bytes. A ``private`` file is refused if other users may change it or
+    its directory.
     """
 
     def __init__(
@@ -61,10 +62,12 @@ class SqliteFile:
         schema: tuple[str, ...],
         indexes: tuple[str, ...],
         patience_s: float,
+        most: int,
         private: bool = False,
     ) -> None:
         self.path = path
         self._private = private
+        self._most = most
         self._version = version
         self._schema = schema
         self._indexes = indexes
@@ -244,6 +247,7 @@ class SqliteFile:
         self._identity = _identify(self.path)
         self._db = db = sqlite3.connect(self.path, isolation_level=None, timeout=0)
         db.text_factory = _read_text
+        db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, self._most)
         try:
             if self._version_of(db) != self._version:
                 with self._lock():

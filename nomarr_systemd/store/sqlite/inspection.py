@@ -19,8 +19,8 @@ from nomarr_systemd.store.protocol import POLICY_LEDGER
 _PATIENCE_S: Final = 2.0  # as long as the programs retry
 _CORRUPT: Final = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
 _MAX_WHY: Final = 300
-# The byte of the -shm file that a writer locks (walformat.html), and those of the database that
-# a process locks which lets nobody else in.
+# The byte of the -shm file that a writer locks (walformat.html), and those of the database that a
+# process locks to use it alone.
 _WRITER: Final = (120, 1)
 _EXCLUSIVE: Final = (0x40000002, 510)
 _FLOCK: Final = struct.Struct("hhqqi4x")  # struct flock of Linux with 64 bits

@@ -10,13 +10,14 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
-from typing import Final
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
 
-from nomarr_systemd.core.errors import StaleRevision, StoreError
+from nomarr_systemd.core.errors import StaleRevision, StoreError, StoreUnavailable
 from nomarr_systemd.core.text import clean
 from nomarr_systemd.store.protocol import (
     DOMAINS,
+    MOST_FOUND,
     POLICY_LEDGER,
     PORTION,
     Doc,
@@ -29,13 +30,16 @@ from nomarr_systemd.store.protocol import (
     check_update,
     check_where,
     check_words,
+    decode,
     encode,
     in_portions,
     new_keys,
 )
+from nomarr_systemd.store.publication import Publication
 from nomarr_systemd.store.sqlite.file import SqliteFile
 
 SCHEMA_VERSION: Final = 1
+_Row = tuple[Any, Any, Any]  # key, revision and body, whatever their types are
 FILES: Final[dict[Domain, str]] = {"policy": "ledger.db", "work": "work/work.db"}
 
 
@@ -51,16 +55,19 @@ class SqliteStore:
         *,
         publisher: Publisher | None = None,
         patience_s: float = 2.0,
+        most: int = MOST_FOUND,
     ) -> None:
         self._collections = {collection.name for collection in DOMAINS[domain]}
         self._publisher = publisher
-        self._unpublished: set[str] | None = None  # in a batch: keys to publish when it is durable
+        self._most = most
+        self._publication = Publication(publisher, self._read_bodies)
         self._file = SqliteFile(
             os.path.join(directory, FILES[domain]),
             version=SCHEMA_VERSION,
             schema=tuple(_schema(domain)),
             indexes=tuple(_indexes(domain)),
             patience_s=patience_s,
+            most=most,
             private=domain == "policy",
         )
         self._file.run(lambda db: db.execute("SELECT 1 FROM sqlite_master").fetchone())
@@ -78,7 +85,7 @@ class SqliteStore:
     def insert(self, collection: str, doc: Doc) -> str:
         key, rev, body = check_key(doc.get("_key")), _new_rev(), encode(doc)
         self._write(f"INSERT INTO {self._table(collection)} VALUES (?, ?, ?)", key, rev, body)
-        self._written(collection, key)
+        self._publication.written(collection, key)
         return rev
 
     def replace(self, collection: str, doc: Doc) -> str:
@@ -86,7 +93,7 @@ class SqliteStore:
         key, rev, body = check_key(doc.get("_key")), _new_rev(), encode(doc)
         if not self._write(sql, rev, body, key, doc.get("_rev")):
             raise StaleRevision(f"{collection}/{key} was changed or removed meanwhile")
-        self._written(collection, key)
+        self._publication.written(collection, key)
         return rev
 
     def insert_all(self, collection: str, docs: Sequence[Doc]) -> list[str]:
@@ -105,7 +112,7 @@ class SqliteStore:
             if not gone and self.get(collection, key):
                 raise StaleRevision(f"{collection}/{key} was changed meanwhile")
         if gone:
-            self._written(collection, key)
+            self._publication.written(collection, key)
         return gone
 
     def find(
@@ -135,12 +142,12 @@ class SqliteStore:
         sql += f" ORDER BY {first}key {direction}"
         if limit is not None:
             sql += f" LIMIT {min(max(0, int(limit)), 2**62)}"
-        rows = self._file.run(lambda db: db.execute(sql, values).fetchall())
+        rows = self._file.run(lambda db: self._fetch(collection, db.execute(sql, values)))
         docs = [self._load(collection, row) for row in rows]
         return [doc for doc in docs if doc is not None]
 
     def first(self, collection: str, where: Equal, limit: int = 1) -> list[Doc]:
-        if self._unpublished is None:
+        if not self._publication.in_batch:
             raise StoreError("a document is held only inside a batch")
         return self.find(collection, where, limit=limit)
 
@@ -168,7 +175,7 @@ class SqliteStore:
         with contextlib.nullcontext() if self._file.in_transaction else self.batch():
             added = max(0, self._file.run(lambda db: db.executemany(sql, rows).rowcount))
         for key, _, _ in rows:
-            self._written(collection, key)
+            self._publication.written(collection, key)
         return added
 
     def append(self, collection: str, docs: Sequence[Doc]) -> None:
@@ -204,16 +211,8 @@ class SqliteStore:
 
     @contextlib.contextmanager
     def batch(self) -> Iterator[None]:
-        if self._unpublished is not None:
-            raise StoreError("a batch cannot contain another batch")
-        unpublished: set[str] = set()
-        try:
-            with self._file.transaction():
-                self._unpublished = unpublished
-                yield
-        finally:
-            self._unpublished = None
-        self._publish(*sorted(unpublished))
+        with self._publication.batch(), self._file.transaction():
+            yield
 
     def publish_all(self) -> None:
         if self._publisher is not None:
@@ -225,22 +224,34 @@ class SqliteStore:
     def _write(self, sql: str, *values: object) -> int:
         return self._file.run(lambda db: db.execute(sql, values).rowcount)
 
-    def _load(self, collection: str, row: tuple[str, str, str]) -> Doc | None:
+    def _fetch(self, collection: str, rows: Iterable[_Row]) -> list[_Row]:
+        """All rows; StoreUnavailable if they are too large together."""
+        found, size = [], 0
+        for row in rows:
+            size += len(row[2]) if isinstance(row[2], str | bytes) else 0
+            if size > self._most:
+                raise StoreUnavailable(
+                    f"more than {self._most >> 20} MiB at once: {collection} in {self.path}",
+                    hint="see which of its documents are so large, and what wrote them",
+                )
+            found.append(row)
+        return found
+
+    def _load(self, collection: str, row: _Row) -> Doc | None:
+        """The document of a row; None if it is none. The file may be another user's."""
         key, rev, body = row
+        if not isinstance(key, str) or not isinstance(rev, str):
+            return None
         try:
-            doc = json.loads(body)
+            doc = decode(body)
         except ValueError:
-            doc = None
-        except RecursionError as error:
-            raise StoreError(f"{collection}/{key!r:.80} is nested too deeply to be read") from error
-        if not isinstance(doc, dict):
             self._bury(collection, key, rev)
             return None
         doc["_key"], doc["_rev"] = key, rev
         return doc
 
     def _bury(self, collection: str, key: str, rev: str) -> None:
-        """Move a document that is not JSON to the table ``damaged``; the others are sound."""
+        """Move what is no document to the table ``damaged``; the others are sound."""
         import logging  # a rare and loud path; the usual start-up should not pay for the import
 
         table = self._table(collection)
@@ -249,7 +260,7 @@ class SqliteStore:
             self._write(f"INSERT INTO damaged {columns}", key, rev)
             self._write(f"DELETE FROM {table} WHERE key = ? AND rev = ?", key, rev)
         logging.getLogger("nomarr.store").critical(
-            "%s/%s in %s is not JSON. It was moved to the table 'damaged' and counts as missing.",
+            "%s/%s in %s is no document. It was moved to the table 'damaged', and is missing now.",
             *(collection, clean(key, 254), self.path),
         )
 
@@ -257,18 +268,6 @@ class SqliteStore:
         if collection not in self._collections:
             raise StoreError(f"{self.path} has no collection {collection!r:.80}")
         return f'"{collection}"'
-
-    def _written(self, collection: str, key: str) -> None:
-        if collection != POLICY_LEDGER:
-            return
-        if self._unpublished is not None:
-            self._unpublished.add(key)
-        else:
-            self._publish(key)
-
-    def _publish(self, *keys: str) -> None:
-        if self._publisher is not None:
-            self._publisher.publish(keys, self._read_bodies)
 
     def _read_bodies(self, keys: list[str]) -> dict[str, str]:
         places = ", ".join("?" * len(keys))
@@ -293,7 +292,7 @@ def _indexes(domain: Domain) -> Iterator[str]:
 
 
 def _column(field: str) -> str:
-    """NULL in a document that is not JSON: else it could be neither passed over nor removed."""
+    """NULL in a document that is not JSON: else it could be neither skipped nor removed."""
     if check_field(field) == "_key":
         return "key"
     return f"CASE WHEN json_valid(body) THEN json_extract(body, '$.{field}') END"

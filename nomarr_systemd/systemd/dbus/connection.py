@@ -13,9 +13,10 @@ import time
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from struct import Struct
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from nomarr_systemd.core.errors import NomarrError
+from nomarr_systemd.core.named_tuple import NamedTuple
 from nomarr_systemd.systemd.dbus.wire import U32, Reader, Writer, read_fields, split
 
 PATH: Final = "/org/freedesktop/systemd1"
@@ -60,11 +61,14 @@ class Bus:
         self,
         *,
         user: bool = False,
+        place: tuple[str, bool] | None = None,
         timeout_s: float = 60.0,
         on_wait: Callable[[], None] | None = None,
     ) -> None:
-        """With ``on_wait`` an answer is waited for without end: it is called every WAIT_S."""
+        """With ``place`` it is the manager of that socket; True: a message bus. With ``on_wait``
+        an answer is waited for without end: it is called every WAIT_S."""
         self._user = user
+        self._place = place
         self._timeout_s = None if on_wait else timeout_s
         self._on_wait = on_wait
         self._socket: socket.socket | None = None
@@ -123,7 +127,7 @@ class Bus:
     def _connect(self) -> socket.socket:
         """Connect and authenticate; on the message bus, also say Hello."""
         last: OSError = FileNotFoundError("no socket of systemd's")
-        for path, is_bus in _places(user=self._user):
+        for path, is_bus in (self._place,) if self._place else _places(user=self._user):
             link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             link.settimeout(self._timeout_s)
             try:

@@ -10,6 +10,7 @@ import { FleetView } from "./fleet.js";
 const TOPICS = ["worker:*:status", "queue:status", "queue:*:status", "queue:jobs", "system:health"];
 const root = document.getElementById("content");
 const filter = document.getElementById("filter");
+const MOST_ERRORS = 3;
 let view = null;
 let route = "";
 let pool = "";
@@ -77,6 +78,10 @@ function draw(what, id) {
   drawLink();
 }
 
+function systemctl(words) {
+  return `systemctl ${known.scope === "user" ? "--user " : ""}${words}`;
+}
+
 function drawLink() {
   const place = document.getElementById("link");
   const alert = document.getElementById("alert");
@@ -87,16 +92,20 @@ function drawLink() {
     else alert.show(plain(`${link.error.message}. ${link.error.hint}`));
   } else if (link.state === "lost" || (link.state === "connecting" && link.wasLost)) {
     place.show("lost", "offline");
-    alert.show(`The connection to nomarr-web is lost; the page retries.${seen} If it stays lost: systemctl status nomarr-web.service`);
+    alert.show(`The connection to nomarr-web is lost; the page retries.${seen} If it stays lost: ${systemctl("status nomarr-web.service")}`);
   } else if (!known.supervisor.answers) {
     place.show("lost", "no supervisor");
-    alert.show("The supervisor does not answer: health, phase and jobs are as they were last. systemd restarts it: systemctl status nomarr-supervisor.service");
+    const isStopped = known.supervisor.unit === "inactive";
+    alert.show(`The supervisor ${isStopped ? "was stopped" : "does not answer"}: health, phase and jobs are as they were last. `
+      + (isStopped ? `To start it: ${systemctl("start nomarr-supervisor.service")}` : `systemd restarts it: ${systemctl("status nomarr-supervisor.service")}`));
   } else if (known.error) {
     place.show("lost", "no data");
     alert.show(plain(`${known.error.message}. ${known.error.hint || ""}${seen}`, 500));
   } else {
     place.show(link.state === "live" ? "live" : "wait", { live: "live", hidden: "paused" }[link.state] || "connecting");
-    alert.show(...(known.system.errors || []).length ? [plain(known.system.errors.join("; "), 400)] : []);
+    const errors = known.system.errors || [];
+    const more = errors.length > MOST_ERRORS ? `; and ${errors.length - MOST_ERRORS} more` : "";
+    alert.show(...errors.length ? [plain(errors.slice(0, MOST_ERRORS).join("; ") + more, 400)] : []);
   }
 }
 

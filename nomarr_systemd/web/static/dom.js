@@ -47,6 +47,11 @@ export function shortName(id) {
   return plain(String(id).replace(/^worker:([a-z0-9_]+):([0-9]+)$/, "$1-$2"), 60);
 }
 
+// The same for all that a text names.
+export function shortNames(text) {
+  return String(text ?? "").replace(/worker:([a-z0-9_]+):([0-9]+)/g, "$1-$2");
+}
+
 // Control characters and those that turn text around are made visible, as nomarrctl does.
 export function plain(text, most = 300) {
   const shown = String(text ?? "").replace(

@@ -1,5 +1,5 @@
 // Queues: depth, rate, time left, and what failed or was set aside, with the evidence.
-import { h, put, plain, duration, command, moment, ago, shortName } from "./dom.js";
+import { h, put, plain, duration, command, moment, ago, shortName, shortNames } from "./dom.js";
 import { get } from "./transport.js";
 import { known, command as ctl, question } from "./store.js";
 import { showJob } from "./worker.js";
@@ -32,7 +32,7 @@ export class QueuesView {
     const pools = [...known.queues.values()].filter((each) => each.queue && each.queue.includes(filter.replace(/^pool:/, "")));
     if (!pools.length) {
       put(this.body, h("p", { class: "empty" }, known.supervisor.answers
-        ? "There are no queues." : "The supervisor does not answer: nothing is known of the queues."));
+        ? "There are no queues." : `The supervisor does not answer: nothing is known of the queues. ${ctl("jobs list")} reads the store itself.`));
       return;
     }
     const key = JSON.stringify([pools, known.scope]);
@@ -103,29 +103,56 @@ export class QueuesView {
   close() {}
 }
 
+const MOST = 50; // past incidents, until more are asked for
+
 export class IncidentsView {
   constructor(root) {
+    this.most = MOST;
     this.body = h("div", { class: "cards" });
     put(root, h("h1", {}, "Incidents"),
       h("p", { class: "soft" }, "Many workers of a pool died alike: one outage, not their fault. One of them, the canary, is tried first; the others are held, and their restarts are given back."), this.body);
   }
 
   draw() {
-    const key = JSON.stringify([known.incidents, known.incidentNotes, known.scope]);
+    const key = JSON.stringify([known.incidents, known.incidentNotes, known.scope, this.most]);
     if (key === this.key) return;
     this.key = key;
-    const cards = known.incidents.map((each) => h("section", { class: `card wide ${each.open ? "tone-bad" : ""}` },
-      h("div", { class: "card-head" }, h("h2", {}, plain(each.pool)), h("span", { class: `pill tone-${each.open ? "bad" : "good"}` }, each.open ? "open" : "over")),
-      h("p", {}, plain(each.text, 400)),
-      h("dl", {}, [["canary", each.canary && h("a", { href: `/?worker=${encodeURIComponent(each.canary)}`, "data-nav": true }, shortName(each.canary))],
-        ["opened", each.opened_ms && ago(each.opened_ms)], ["closed", each.closed_ms && ago(each.closed_ms)], ["how", each.closed && plain(each.closed, 400)],
-        ["held", each.held.length ? each.held.map((id) => [h("a", { href: `/?worker=${encodeURIComponent(id)}`, "data-nav": true }, shortName(id)), " "]).flat() : null]]
-        .filter(([, value]) => value).map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)])),
-      each.open && each.canary && command(question(`why ${shortName(each.canary)}`), "what ended the canary"),
-      each.open && command(ctl(`resume ${each.pool}`), "do not wait for the canary")));
-    put(this.body, ...(cards.length ? cards : [h("p", { class: "empty" }, "No incident is on record.")]),
+    const open = known.incidents.filter((each) => each.open);
+    const past = known.incidents.filter((each) => !each.open);
+    put(this.body, ...open.map(showOpen),
+      past.length > 0 && h("section", { class: "card wide" }, h("h2", {}, "Past incidents"),
+        h("ol", { class: "past" }, past.slice(0, this.most).map(showPast)),
+        past.length > this.most && h("form", { onsubmit: (event) => { event.preventDefault(); this.most *= 4; this.draw(); } },
+          h("button", { type: "submit" }, `Show more of ${past.length}`))),
+      known.incidents.length === 0 && h("p", { class: "empty" }, known.readAt
+        ? "No incident is on record. One is opened when at least three workers of a pool, and half of them, die alike within ten seconds." : "Reading the incidents …"),
       ...(known.incidentNotes || []).map((note) => h("p", { class: "warn" }, plain(note, 400))));
   }
 
   close() {}
+}
+
+function workerLink(id) {
+  return h("a", { href: `/?worker=${encodeURIComponent(id)}`, "data-nav": true }, shortName(id));
+}
+
+function showOpen(each) {
+  const facts = [["canary", workerLink(each.canary)], ["tried before", each.tried.map((id) => [workerLink(id), " "])],
+    ["opened", ago(each.opened_ms)], ["held", each.held.map((id) => [workerLink(id), " "])]];
+  return h("section", { class: "card wide tone-bad" },
+    h("div", { class: "card-head" }, h("h2", {}, plain(each.pool)), h("span", { class: "pill tone-bad" }, "open")),
+    h("p", {}, `${each.workers} workers died alike: ${plain(each.cause, 200)}`),
+    h("dl", {}, facts.filter(([, value]) => !Array.isArray(value) || value.length).map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)])),
+    command(question(`why ${shortName(each.canary)}`), "what ended the canary"),
+    command(ctl(`resume ${each.pool}`), "do not wait for the canary"));
+}
+
+function showPast(each) {
+  const isGood = each.closed.endsWith("is healthy");
+  const deaths = each.deaths === null ? "" : `, ${each.deaths} ${each.deaths === 1 ? "death" : "deaths"}`;
+  return h("li", {}, ago(each.opened_ms), h("b", {}, h("a", { href: `/?pool=${encodeURIComponent(each.pool)}`, "data-nav": true }, plain(each.pool))),
+    h("span", {}, `${each.workers} workers died alike${deaths}`, h("span", { class: "soft" }, `: ${plain(each.cause, 120)}`)),
+    h("span", { class: "soft" }, "canary ", [...each.tried, each.canary].slice(-3).map((id, place) => [place > 0 && ", then ", workerLink(id)])),
+    h("span", {}, h("span", { class: `pill tone-${isGood ? "good" : "idle"}` }, `over after ${duration((each.closed_ms - each.opened_ms) / 1000)}`), " ",
+      plain(shortNames(each.closed), 200)));
 }

@@ -1,5 +1,5 @@
 // The first view: a summary, then every worker, the worst first.
-import { h, put, putAfter, plain, copier, duration, ago, shortPath } from "./dom.js";
+import { h, put, putAfter, plain, copier, duration, ago, shortPath, shortNames } from "./dom.js";
 import { budget, sparkline, tone, ORDER } from "./charts.js";
 import { known, byWorst, command as ctl, jobStart, rank } from "./store.js";
 
@@ -49,7 +49,8 @@ class WorkerRow extends HTMLElement {
     const next = NEXT[worker.state]?.(worker);
     this.className = `row tone-${tone(worker.state)}`;
     this.dataset.worker = worker.instance;
-    const reason = worker.held || worker.failure_reason;
+    const ran = worker.restartAt && crash?.run_ms ? `it ran for ${duration(crash.run_ms / 1000)}` : "";
+    const reason = shortNames(worker.held || worker.failure_reason || ran);
     const isAlone = Boolean(reason) && !worker.job && !worker.phase;
     this.link ||= h("a", { href: `/?worker=${worker.instance}`, "data-nav": true, class: "name" }, worker.instance);
     putAfter(this, this.link,
