@@ -34,6 +34,9 @@ workers = 2
 command = ["{worker}"]
 watchdog_s = 3600
 
+[pool.need.policy]
+backoff_base_s = 60
+
 [pool.fail]
 command = ["/bin/false"]
 watchdog_s = 3600
@@ -44,9 +47,6 @@ watchdog_s = 3600
 
 [pool.late.policy]
 backoff_base_s = 60
-
-[worker.need-1.policy]
-backoff_max_s = 60
 """
 LEAVES = "#!/bin/sh\nsystemd-notify --ready\nsleep 0.2\n"
 NEEDED = "[Service]\nType=oneshot\nRemainAfterExit=yes\nExecStart=/bin/sh -c 'test -e %t/there'\n"
@@ -109,6 +109,9 @@ def test_every_way_to_be_down_is_told(site: Installation) -> None:
     lab.write_unit(
         "nomarr-reconcile-soon.timer.d/60-never.conf", "[Unit]\nConditionPathExists=/nonexistent\n"
     )
+    # The failure of another would start the timer in the midst of its stop: all have failed by then.
+    for name, state in (("fail-0", "masked"), ("late-0", "restarting"), ("need-0", "waiting")):
+        wait_for_state(site, name, state)
     lab.systemctl("stop", "nomarr-reconcile.timer", "nomarr-reconcile-soon.timer")
     lab.reload()
     lab.systemctl("kill", "--signal=KILL", "nomarr-worker@tag-4.service")
@@ -192,6 +195,9 @@ def test_what_was_stopped_with_the_target_is_told(lab: Lab) -> None:
 def test_what_is_not_decided_yet_is_told(lab: Lab) -> None:
     """Between a failure and its record, which the hook and the controller make in a moment."""
     lab.replace_controller()
+    # Nor does the reconciler decide, which runs a second after the start of the manager.
+    never = "[Unit]\nConditionPathExists=/nonexistent\n"
+    lab.write_unit("nomarr-reconcile.service.d/60-never.conf", never)
     site = Installation(lab)
     site.bring_up(1)
     site.kill()
