@@ -83,7 +83,7 @@ class View(NamedTuple):
     statistics: Statistics = Statistics(0, 0, 0, 0.0, 0)
     note: str = ""  # of its last frame: why it is not healthy
     idle: Idle = ""
-    killed_by_jobs: int = 0  # restarts within the last hour that were given back for a job
+    killed_by_jobs: int = 0  # restarts within the last hour that were refunded for a job
     needs: str = ""  # of one that is down: a unit that it requires and that is not active
 
     @property
@@ -256,7 +256,8 @@ def look(
     problems: bool = False,
     memory: Memory | None = None,
 ) -> Overview:
-    """The named workers, or all of them; there may be none. ``problems``: only those in trouble."""
+    """Return the named workers, or all of them; there may be none. ``problems``: only those in
+    trouble."""
     workers = choose(config, names) if names else config.components()
     found = gather(scope, config, workers, memory)
     if problems:
@@ -332,13 +333,13 @@ def _ask_reasons(manager: Manager, down: Sequence[Component]) -> dict[str, dict[
 
 
 def last_failure(account: Account) -> Record | None:
-    """The newest record of a death."""
+    """Return the newest record of a death."""
     records = map(Record.read, reversed(account.rows))
     return next((each for each in records if each.action in DECISIONS and each.kind), None)
 
 
 def due_in_ms(record: Record, now: Moment) -> int:
-    """Milliseconds left of a backoff; after a reboot by wall time."""
+    """Return the milliseconds left of a backoff; after a reboot by wall time."""
     if record.boot_id == now.boot_id:
         left = record.due.boottime_ms - now.boottime_ms
     else:
@@ -347,7 +348,7 @@ def due_in_ms(record: Record, now: Moment) -> int:
 
 
 def _count_blamed_jobs(account: Account, now: Moment) -> int:
-    """Count the restarts within the last hour that were given back because of a job."""
+    """Count the restarts within the last hour that were refunded because of a job."""
     rows = [Record.read(row) for row in account.rows if "|refund|" in row]
     return sum(
         each.action == "refund"
