@@ -127,13 +127,13 @@ def _for_living(report: Report, systemctl: str) -> Iterator[Advice]:
         )
     elif said and said.status == "unhealthy":
         yield Advice(
-            "It works on what it waits for, and is left alone unless max_unhealthy_s in [health]"
-            " says how long."
+            "It runs, and says that it is unhealthy. It is left alone, unless max_unhealthy_s in"
+            " [health] sets a limit."
         )
 
 
 def _for_quarantine(report: Report, invocation: str, ours: str) -> Iterator[Advice]:
-    """Advice if the restart after this death was refunded because of its job."""
+    """Yield advice if the restart after this death was refunded because of its job."""
     refund = report.witnesses.account.find(invocation, ("refund",))
     text = refund.text if refund else ""
     if key := find_failed(text):
@@ -242,7 +242,8 @@ def _for_setup(
 def _for_clean_end(death: DeathFacts, pool: str, ours: str) -> Iterator[Advice]:
     if death.code < 0:
         yield Advice(
-            "Somebody sent it that signal: kill, systemctl kill, or a program that frees memory."
+            "A person or a program sent it that signal: kill, systemctl kill, or a program that"
+            " frees memory."
             " To stop it so that it stays down:",
             f"{ours} pause {pool}",
         )
