@@ -140,7 +140,7 @@ class View(NamedTuple):
             case "finished":
                 return ""
             case "undecided":
-                return f"it is {self.active} since a moment, and what follows is not decided yet"
+                return f"it has just become {self.active}, and what follows is not decided yet"
             case _:
                 return f"it is {self.active}, and nothing will start it"
 
@@ -221,15 +221,15 @@ class Overview(NamedTuple):
 
 
 class Memory:
-    """What need not be asked again by a program that looks often: facts of a run that goes on, and
-    accounts whose file is the same."""
+    """A cache for a program that looks often: the facts of runs that last, and the accounts whose
+    files have not changed."""
 
     def __init__(self) -> None:
         self._runs: dict[str, dict[str, str]] = {}  # by unit
         self.accounts = KnownAccounts()
 
     def show(self, manager: Manager, links: str, units: Sequence[str]) -> dict[str, dict[str, str]]:
-        """FACTS of each unit. ``links`` is the directory with systemd's link for each run."""
+        """Return FACTS of each unit. ``links``: the directory with systemd's link for each run."""
         states = manager.show(units, _STATES) if self._runs else {}
         same = {
             unit: self._runs[unit] | facts
@@ -432,7 +432,7 @@ def _explain(
     is_looked_for: bool,
 ) -> View:
     """Say why a worker is down, by what systemd shows and by the last decision about its run.
-    ``is_looked_for``: workers that are down are looked for within a minute."""
+    ``is_looked_for``: the reconciler looks for such workers within a minute."""
     last = view.last
     run = stop_intent.find_run(facts, wanted)
     if last is not None and last.invocation.partition("#")[0] != run:
