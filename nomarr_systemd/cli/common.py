@@ -127,6 +127,18 @@ def json_option(function: Command) -> Command:
     )
 
 
+def limit_option(function: Command) -> Command:
+    decorate = click.option(
+        "--limit",
+        type=click.IntRange(1),
+        default=50,
+        show_default=True,
+        metavar="N",
+        help="Show at most N records: the newest ones.",
+    )
+    return decorate(function)
+
+
 def names_argument(function: Command) -> Command:
     """Add an argument of any number of POOL or COMPONENT; none means all."""
     decorate = click.argument(

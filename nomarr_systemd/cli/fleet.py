@@ -11,10 +11,17 @@ from typing import Any, Final, NamedTuple
 
 import click
 
-from nomarr_systemd.cli.common import FAILED, NOT_RUNNING, echo_json, examples, json_option
+from nomarr_systemd.cli.common import (
+    FAILED,
+    NOT_RUNNING,
+    echo_json,
+    examples,
+    json_option,
+    limit_option,
+)
 from nomarr_systemd.cli.history import draw_records
 from nomarr_systemd.cli.since import parse_since, since_option
-from nomarr_systemd.cli.table import Table, fit, width_of_terminal
+from nomarr_systemd.cli.table import Table, brief, fit, width_of_terminal
 from nomarr_systemd.core.death import recall
 from nomarr_systemd.core.ids import Component
 from nomarr_systemd.core.ledger_record import DECISIONS, Record
@@ -106,14 +113,7 @@ def why(ctx: click.Context, place: str, as_json: bool) -> int:
 @click.command(epilog=examples("--fleet history", "--fleet history tag-0@beta --since 2h"))
 @click.argument("place", required=False, metavar="[WORKER@HOST]")
 @since_option
-@click.option(
-    "--limit",
-    type=click.IntRange(1),
-    default=50,
-    show_default=True,
-    help="Show at most N records: the newest ones.",
-    metavar="N",
-)
+@limit_option
 @json_option
 @click.pass_obj
 def history(scope: Scope, place: str | None, since: str | None, limit: int, as_json: bool) -> None:
@@ -261,12 +261,12 @@ def _row(host: HostView, fleet: Fleet) -> tuple[str, ...]:
     if unwell > 3:
         trouble += f" and {unwell - 3} more"
     last = host.crashes[0] if host.crashes else None
-    ago = f"{last.worker} {_brief(fleet.now_ms - last.wall_ms)} ago" if last else "-"
+    ago = f"{last.worker} {brief(fleet.now_ms - last.wall_ms)} ago" if last else "-"
     own = " (this host)" if host.host == fleet.mine else ""
     return (
         host.name + own,
         state,
-        f"{_brief(host.age_ms)} ago",
+        f"{brief(host.age_ms)} ago",
         str(sum(counts.values())),
         str(counts.get("healthy", 0)),
         trouble or "-",
@@ -313,8 +313,3 @@ def _tell(
 def _status_of(host: HostView, worker: Component) -> str:
     """Return the worker's status if it is in trouble; else an empty text."""
     return dict(host.trouble).get(worker.instance, "")
-
-
-def _brief(ms: int) -> str:
-    """Return a duration in one unit, to fit a column."""
-    return " ".join(describe_ms(max(0, ms) // 1000 * 1000).split()[:2])

@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 
 import click
 
-from nomarr_systemd.cli.common import complete, echo_json, need_view, printable
+from nomarr_systemd.cli.common import complete, echo_json, limit_option, need_view, printable
 from nomarr_systemd.cli.since import parse_since, since_option
 from nomarr_systemd.cli.table import Table, width_of_terminal
 from nomarr_systemd.core.death import name_signal, recall
@@ -44,14 +44,7 @@ class Line(NamedTuple):
 @click.command()
 @click.argument("component", required=False, metavar="[COMPONENT|POOL]", shell_complete=complete)
 @since_option
-@click.option(
-    "--limit",
-    type=click.IntRange(1),
-    default=50,
-    show_default=True,
-    help="Show at most N records: the newest ones.",
-    metavar="N",
-)
+@limit_option
 @click.option(
     "--health",
     is_flag=True,

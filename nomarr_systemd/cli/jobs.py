@@ -41,6 +41,14 @@ _pool = click.option(
     shell_complete=complete_pool,
     help="The pool; not needed if there is only one.",
 )
+_limit = click.option(
+    "--limit",
+    default=50,
+    show_default=True,
+    type=click.IntRange(0),
+    metavar="N",
+    help="List at most N jobs; 0: all.",
+)
 
 
 @click.group()
@@ -121,14 +129,7 @@ def add(
     multiple=True,
     help="Only jobs in this state (repeatable).",
 )
-@click.option(
-    "--limit",
-    default=50,
-    show_default=True,
-    type=click.IntRange(0),
-    metavar="N",
-    help="List at most N jobs; 0: all.",
-)
+@_limit
 @_pool
 @json_option
 @click.pass_context
@@ -211,14 +212,7 @@ def quarantine() -> None:
 
 
 @quarantine.command("list")
-@click.option(
-    "--limit",
-    default=50,
-    show_default=True,
-    type=click.IntRange(0),
-    metavar="N",
-    help="List at most N jobs; 0: all.",
-)
+@_limit
 @_pool
 @json_option
 @click.pass_context

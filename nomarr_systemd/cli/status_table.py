@@ -7,7 +7,7 @@ from typing import Final
 
 import click
 
-from nomarr_systemd.cli.table import Table, fit
+from nomarr_systemd.cli.table import Table, brief, fit
 from nomarr_systemd.core.job import POOL_FAILED
 from nomarr_systemd.core.ledger_record import crash_word
 from nomarr_systemd.core.text import count, describe_ms, one_line
@@ -101,7 +101,7 @@ def _heads(wide: bool) -> tuple[str, ...]:
 
 
 def _row(view: View, wide: bool) -> tuple[str, ...]:
-    up = "-" if view.uptime_ms is None else _brief(view.uptime_ms)
+    up = "-" if view.uptime_ms is None else brief(view.uptime_ms)
     limit = f"/{view.lifetime_limit}" if view.lifetime_limit else ""
     known = not view.ledger_problem
     window = f"{view.window_used if known else '?'}/{view.window_limit}"
@@ -112,7 +112,7 @@ def _row(view: View, wide: bool) -> tuple[str, ...]:
         unit = "masked" if view.load == "masked" else view.active
         last = "-"
         if view.last and view.last_age_ms is not None:
-            last = f"{crash_word(view.last)} {_brief(view.last_age_ms)} ago"
+            last = f"{crash_word(view.last)} {brief(view.last_age_ms)} ago"
         health = one_line(view.health, 12) or "-"
         if view.load == "masked" and view.failure_reason:
             health = "failed"  # also if the supervisor was not told yet
@@ -131,15 +131,8 @@ def _next(view: View) -> str:
     if view.held:
         return "held" if _is_held(view) else "resume"
     if view.next_restart_ms is not None:
-        return f"in {_brief(view.next_restart_ms)}"
+        return f"in {brief(view.next_restart_ms)}"
     return "retry" if view.state == "waiting" else "-"
-
-
-def _brief(ms: int) -> str:
-    """Return a duration in one unit, to fit a column."""
-    if ms < 1000:
-        return "0 s" if ms <= 0 else "1 s"
-    return " ".join(describe_ms(ms // 1000 * 1000).split()[:2])
 
 
 def _count_states(views: Sequence[View]) -> str:

@@ -10,7 +10,6 @@ from nomarr_systemd.core.text import one_line
 from nomarr_systemd.systemd.journal_socket import JournalSocket
 
 ERROR: Final = 3
-NOTICE: Final = 5
 _MAX_FIELD: Final = 500
 _NAME: Final = "nomarr-controller"
 _late: list[JournalSocket] = []  # at most one: where lines are kept

@@ -22,7 +22,7 @@ from nomarr_systemd.core.lease import PoolRules
 from nomarr_systemd.core.named_tuple import NamedTuple
 from nomarr_systemd.jobs.claims import CLAIMS, find_owner, make_claim
 from nomarr_systemd.jobs.queue import JOBS, write_again
-from nomarr_systemd.store.protocol import Store, hosted, walk
+from nomarr_systemd.store.protocol import Store, hosted, put, walk
 
 STATS: Final = "stats"
 MAX_RUNS: Final = 100_000  # with claims: more than can ever run
@@ -146,7 +146,7 @@ def _settle(store: Store, pool: Rules, end: RunEnd, host: str) -> tuple[Outcome,
     for doc in changed:
         store.replace(JOBS, doc)
     if new_books != books:
-        _write_books(store, new_books)
+        put(store, STATS, new_books)
     for claim in claims:
         store.delete(CLAIMS, claim["_key"], claim["_rev"])
     return outcome, bool(claims) or new_books != books
@@ -184,12 +184,5 @@ def _read_books(store: Store, pool: str, host: str) -> Doc:
     return empty | (store.get(STATS, key) or {})
 
 
-def _write_books(store: Store, books: Doc) -> None:
-    if "_rev" in books:
-        store.replace(STATS, books)
-    else:
-        store.insert(STATS, books)
-
-
 def _change_books(store: Store, pool: str, host: str, change: Callable[[Doc], Doc]) -> None:
-    write_again(lambda: _write_books(store, change(_read_books(store, pool, host))))
+    write_again(lambda: put(store, STATS, change(_read_books(store, pool, host))))

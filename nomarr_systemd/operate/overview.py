@@ -215,7 +215,6 @@ class Overview(NamedTuple):
     user: bool
     total: int  # of workers, also if only those in trouble are shown
     spooled: int = 0  # deaths that wait for the ledger; 0 also for users who may not read them
-    problems: bool = False  # only those in trouble are shown
     accounts: Mapping[str, Account] = MappingProxyType({})  # by component, as published
     said: Mapping[str, Mapping[str, Any]] = MappingProxyType({})  # as the supervisor describes them
 
@@ -262,7 +261,7 @@ def look(
     found = gather(scope, config, workers, memory)
     if problems:
         views = sorted((each for each in found.views if each.trouble), key=lambda each: each.rank)
-        return found._replace(views=views, problems=True)
+        return found._replace(views=views)
     return found
 
 

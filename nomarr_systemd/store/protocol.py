@@ -294,6 +294,12 @@ def pages(store: Store, collection: str, where: Equal | None = None) -> Iterator
         after = page[-1]["_key"]
 
 
+def put(store: Store, collection: str, doc: Doc) -> str:
+    """Replace the document, or insert it if it has no revision; StaleRevision or KeyExists if
+    another process wrote it meanwhile."""
+    return (store.replace if "_rev" in doc else store.insert)(collection, doc)
+
+
 def new_keys(count: int) -> list[str]:
     """Keys for appended documents; they sort in the order in which they were made."""
     start = time.time_ns()

@@ -165,7 +165,7 @@ def read_history(scope: Scope, worker: Component, query: Mapping[str, str]) -> d
         "since_ms": since_ms,
         "until_ms": until_ms,
         "step_ms": health_series.choose_step(since_ms, until_ms, points),
-        "health": [_show_bucket(bucket) for bucket in buckets],
+        "health": [bucket.to_json() for bucket in buckets],
         "records": [record_to_json(records[number]) for number in sorted(records)],
         "notes": ([] if answer else [_NO_HISTORY]) + ([problem] if problem else []),
     }
@@ -191,7 +191,12 @@ def read_sparklines(
                 if 0 <= place < points:
                     line[place] = min(line[place], bucket.worst, key=_order)
             lines[worker.component_id] = "".join(line)
-    return {"since_ms": since_ms, "step_ms": step_ms, "letters": _WORDS, "workers": lines}
+    return {
+        "since_ms": since_ms,
+        "step_ms": step_ms,
+        "letters": health_series.STATUS_OF,
+        "workers": lines,
+    }
 
 
 def read_frames(scope: Scope, worker: Component) -> dict[str, Any]:
@@ -287,17 +292,6 @@ def _ask(scope: Scope, request: Mapping[str, object]) -> dict[str, Any]:
     return answer
 
 
-def _show_bucket(bucket: health_series.Bucket) -> dict[str, Any]:
-    return {
-        "at_ms": bucket.start_ms,
-        "states": {_WORDS[letter]: count for letter, count in bucket.counts.items()},
-        "worst": _WORDS[bucket.worst],
-        "runs": bucket.runs,
-        "misses": bucket.misses,
-        "drops": bucket.drops,
-    }
-
-
 def _trim(job: dict[str, Any]) -> dict[str, Any]:
     """Return a job with a short result: it may have any size, and the page does not show it."""
     result = job.get("result")
@@ -320,7 +314,6 @@ def _order(letter: str) -> int:
     )
 
 
-_WORDS: Final = {letter: word for word, letter in health_series.LETTERS.items()}
 _NO_HISTORY: Final = (
     "the supervisor does not answer: history of health is missing, and records are those that the"
     " ledger still has"

@@ -24,7 +24,6 @@ from nomarr_systemd.core.frames import DROPS, EVENTS, STATUS_OF_PHASE
 from nomarr_systemd.core.health import (
     DECISION,
     REPORTED,
-    STATUSES,
     TABLE,
     Event,
     HealthRules,
@@ -212,7 +211,7 @@ def test_the_health_table_is_the_machine() -> None:
         event for cells in TABLE.values() for event in cells
     } - times
     for event, *cells in rows:
-        for status, cell in zip(STATUSES, cells, strict=True):
+        for status, cell in zip(TABLE, cells, strict=True):
             after, _ = step(State("worker:tag:0", status), Event(event), 0.0, HealthRules())
             expected = after.status if event in TABLE[status] else "–"
             assert cell == expected, f"{event} in {status}"
@@ -220,7 +219,7 @@ def test_the_health_table_is_the_machine() -> None:
 
 def test_the_words_for_others_are_those_of_the_code() -> None:
     rows = read_table("contract.md", "health | status for an owner")
-    assert rows == [[status, REPORTED[status], DECISION[status]] for status in STATUSES]
+    assert rows == [[status, REPORTED[status], DECISION[status]] for status in TABLE]
 
 
 def test_the_tables_of_frames_are_complete() -> None:
