@@ -11,7 +11,8 @@ from nomarr_systemd.cli.table import Table, brief, fit
 from nomarr_systemd.core.job import POOL_FAILED
 from nomarr_systemd.core.ledger_record import crash_word
 from nomarr_systemd.core.text import count, describe_ms, one_line
-from nomarr_systemd.operate.overview import Overview, View, describe_last_chance
+from nomarr_systemd.operate.overview import Overview
+from nomarr_systemd.operate.worker_view import View, describe_last_chance
 
 _WIDE: Final = 120
 _MAX_CELL: Final = 60

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from nomarr_systemd.core.start_table import due_in_ms
 from nomarr_systemd.core.text import clean, describe_ms
-from nomarr_systemd.core.time import age_ms
 from nomarr_systemd.postmortem.moments import show_moment
 from nomarr_systemd.postmortem.witnesses import Witnesses, find_last_death
 
@@ -78,7 +78,7 @@ def describe_now(witnesses: Witnesses, *, absolute: bool = False) -> str:
     if last and last.is_scheduled and last.invocation.partition("#")[0] == witnesses.invocation:
         if absolute:
             return f"{text}; its restart is due at {show_moment(last.due.wall_ms)}"
-        left_ms = last.delay_ms - age_ms(last.moment, witnesses.now)
+        left_ms = due_in_ms(last, witnesses.now)
         return f"{text}; it is restarted in {describe_ms(max(0, left_ms))}"
     return text
 

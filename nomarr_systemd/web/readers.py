@@ -25,7 +25,8 @@ from nomarr_systemd.live.protocol import BLACKBOX, FLEET, HISTORY, JOBS_OF
 from nomarr_systemd.operate import policies, simulation
 from nomarr_systemd.operate.choose import choose, choose_one
 from nomarr_systemd.operate.fleet import parse_fleet
-from nomarr_systemd.operate.overview import Memory, Overview, View, look
+from nomarr_systemd.operate.overview import Memory, Overview, look
+from nomarr_systemd.operate.worker_view import View
 from nomarr_systemd.postmortem.report import incident_to_json, record_to_json, render, to_json
 from nomarr_systemd.postmortem.report_model import Report
 from nomarr_systemd.postmortem.verdict import make_report

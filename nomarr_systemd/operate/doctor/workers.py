@@ -21,7 +21,8 @@ from nomarr_systemd.operate.doctor.installation import (
     is_fifo,
     list_some,
 )
-from nomarr_systemd.operate.overview import View, describe_last_chance, gather
+from nomarr_systemd.operate.overview import gather
+from nomarr_systemd.operate.worker_view import View, describe_last_chance
 from nomarr_systemd.systemd.manager import SUPERVISOR
 
 _AGAIN_S: Final = 2.0  # a death is booked and its restart scheduled by then
