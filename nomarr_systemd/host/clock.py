@@ -9,12 +9,12 @@ from nomarr_systemd.core.time import Moment
 
 
 def wall_ms() -> int:
-    """Milliseconds since 1970, by the system clock."""
+    """Return the milliseconds since 1970, by the system clock."""
     return time.time_ns() // 1_000_000
 
 
 def now() -> Moment:
-    """The present moment by wall time and by time since boot, suspend included."""
+    """Return the present moment by wall time and by time since boot, suspend included."""
     return Moment(
         wall_ms(),
         read_boot_id(),
@@ -24,6 +24,6 @@ def now() -> Moment:
 
 @cache
 def read_boot_id() -> str:
-    """The kernel's random id of this boot, 32 hex digits."""
+    """Return the kernel's random id of this boot, 32 hex digits."""
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         return file.read().strip().replace("-", "")

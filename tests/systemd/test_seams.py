@@ -282,7 +282,7 @@ def test_a_lock_that_cannot_be_had_stops_nobody(lab: Lab) -> None:
     Path(lab.paths.lock).unlink(missing_ok=True)
     Path(lab.paths.lock).mkdir()
     wait_for_run(lab, kill(lab))
-    assert "there is no lock: going on without" in lab.journal("-o", "cat")
+    assert "the lock cannot be used: continuing without it" in lab.journal("-o", "cat")
 
 
 def test_a_ledger_that_is_lost_starts_nobody_who_was_stopped(lab: Lab) -> None:
