@@ -54,8 +54,11 @@ class Journal:
         self.socket = JournalSocket(paths.kept_entries)
         self._user = paths.user
 
-    def write_decision(self, component: Component, record: Record, line: str) -> None:
-        """Write one entry about one decision; ``line`` says how the worker died."""
+    def write_decision(
+        self, component: Component, record: Record, line: str, *, is_masked: bool = True
+    ) -> None:
+        """Write one entry about one decision; ``line`` says how the worker died, ``is_masked``
+        whether systemd has masked one that failed for good."""
         fields = {
             "NOMARR_DECISION": record.action,
             "NOMARR_DELAY_MS": str(record.delay_ms),
@@ -66,7 +69,7 @@ class Journal:
             "NOMARR_LIFETIME": f"{record.lifetime_used}/{record.lifetime_limit}",
             "NOMARR_REASON": record.text,
         }
-        text = f"{component.instance}: {line}. {describe(record)}"
+        text = f"{component.instance}: {line}. {describe(record, is_masked=is_masked)}"
         self._write(record.action, text, self._name_worker(component) | fields)
 
     def write_incident(self, pool: str, text: str, *, opened: bool) -> None:
@@ -81,7 +84,7 @@ class Journal:
         self._write("pool-failed", text, fields)
         for each in workers:
             mend = f"When mended: nomarrctl reset --pool {pool}"
-            own = f"{each.instance}: masked, because {text}. {mend}"
+            own = f"{each.instance}: failed for good, because {text}. {mend}"
             self._write("pool-failed", own, self._name_worker(each) | fields)
 
     def write_blame(self, component: Component, blame: BlameJobs, given_back: int) -> None:
@@ -126,13 +129,17 @@ class Journal:
         self.socket.send({"MESSAGE": text, **head, **fields})
 
 
-def describe(record: Record) -> str:
-    """Return the decision as one sentence."""
+def describe(record: Record, *, is_masked: bool = True) -> str:
+    """Return the decision as one sentence or two."""
+    mend = "When mended: nomarrctl reset, then start it."
     match record.action:
         case "restart":
             return f"Decided: {record.text}."
+        case "fail" if is_masked:
+            return f"Masked: {record.text}. {mend}"
         case "fail":
-            return f"Masked: {record.text}. When mended: nomarrctl reset, then start it."
+            refused = "systemd refuses to mask it, which is tried again"
+            return f"Failed for good: {record.text}; {refused}. {mend}"
         case "hold":
             return f"Held: {record.text}."
         case _:

@@ -209,7 +209,7 @@ def test_a_whole_pool_fails_and_is_brought_back(site: JobSite) -> None:
     assert told.startswith(f"pool whole has failed: worker:whole:{first[-1]} died (killed by")
     # The journal of each worker says so, with the true cause.
     assert sorted(each.partition(":")[0] for each in own) == sorted((first, second))
-    assert all(f"masked, because {told}" in each for each in own)
+    assert all(f"failed for good, because {told}" in each for each in own)
     for name in (first, second):
         row = site.row(name)
         assert row["state"] == "masked"
