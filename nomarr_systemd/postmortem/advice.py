@@ -74,12 +74,14 @@ def _for_state(report: Report, systemctl: str, ours: str) -> Iterator[Advice]:
         witnesses.component.instance,
         witnesses.component.pool,
     )
-    if witnesses.is_masked and (witnesses.account.failure_reason or "").startswith(POOL_FAILED):
+    reason = witnesses.account.failure_reason or ""
+    is_for_good = witnesses.is_masked or bool(reason and not witnesses.is_running)
+    if is_for_good and reason.startswith(POOL_FAILED):
         yield Advice(
             "When the cause is mended, reset the counts of its pool and start it:",
             f"{ours} reset --pool {pool} --start",
         )
-    elif witnesses.is_masked:
+    elif is_for_good:
         yield Advice(
             "When the cause is mended, reset its counts, unmask and start it:",
             f"{ours} reset --start {instance}",
