@@ -46,7 +46,7 @@ class Advice(NamedTuple):
 def advise(report: Report) -> list[Advice]:
     """Return the advice on a report, most useful first."""
     witnesses = report.witnesses
-    ours = "nomarrctl --user" if witnesses.paths.user else "nomarrctl"
+    ours = witnesses.paths.nomarrctl
     systemctl = "systemctl --user" if witnesses.paths.user else "systemctl"
     if not witnesses.is_applied:
         return [Advice("It is configured, but has no unit yet:", f"{ours} apply")]

@@ -191,7 +191,7 @@ def _note_last_death(witnesses: Witnesses) -> tuple[str, ...]:
     last = find_last_death(witnesses.account)
     if last is None:
         return ()
-    ours = "nomarrctl --user" if witnesses.paths.user else "nomarrctl"
+    ours = witnesses.paths.nomarrctl
     how = recall(last.kind, last.code).line
     command = f"{ours} why {witnesses.component.instance} --invocation {last.invocation[:8]}"
     return (f"Its last death was another one, at {show_moment(last.wall_ms)}: {how}. {command}",)
