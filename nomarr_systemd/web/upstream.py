@@ -68,7 +68,7 @@ class Upstream:
             retry_s = min(retry_s * 2, _LAST_RETRY_S)
 
     def find_job(self, component_id: str, job: object) -> JobSeen | None:
-        """Return what was seen of this job of a worker; None if the worker was seen with another."""
+        """Return what was seen of this job of a worker; None if it was seen with another job."""
         found = self._seen.get(component_id)
         return found if found and found.job is not None and str(found.job) == job else None
 
