@@ -190,7 +190,8 @@ def show(scope: Scope, job: str, pool: str | None, as_json: bool) -> None:
     for each in job_view.crashes:
         click.echo(f"  killed    {each.component} ({each.cause}) in the run {each.invocation}")
     if job_view.status == "quarantined":
-        click.echo("To let it run again: nomarrctl jobs quarantine release " + job_view.key)
+        release = f"{scope.paths.nomarrctl} jobs quarantine release {job_view.key}"
+        click.echo(f"To let it run again: {release}")
 
 
 @jobs.command()

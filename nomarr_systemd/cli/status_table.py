@@ -184,8 +184,9 @@ def _notes(views: Sequence[View], width: int) -> Iterator[str]:
             yield click.style(fit(f"{name}: {why}", width), fg="red")
 
 
-def draw_in_full(view: View) -> Iterator[str]:
-    """Yield the lines about one worker, as systemctl status shows a unit."""
+def draw_in_full(view: View, ours: str) -> Iterator[str]:
+    """Yield the lines about one worker, as systemctl status shows a unit. ``ours``: the command
+    that people are told."""
     worker = view.worker
     dot = click.style("●", fg=_COLOURS.get(view.state))
     yield f"{dot} {click.style(worker.component_id, bold=True)} - {worker.unit}"
@@ -216,12 +217,12 @@ def draw_in_full(view: View) -> Iterator[str]:
         yield click.style(f"   Failed: {one_line(view.failure_reason, 200)}", fg="red")
         is_pools = view.failure_reason.startswith(POOL_FAILED)
         what = f"--pool {worker.pool}" if is_pools else worker.instance
-        yield f"     Mend: nomarrctl reset --start {what}"
+        yield f"     Mend: {ours} reset --start {what}"
     if view.last and view.last_age_ms is not None:
         ran = "" if view.last.run_ms is None else f" after {describe_ms(view.last.run_ms)}"
         ago = describe_ms(view.last_age_ms)
         yield f"     Last: {crash_word(view.last)}{ran}, {ago} ago; {one_line(view.last.text, 200)}"
-        yield f"      Why: nomarrctl why {worker.instance}"
+        yield f"      Why: {ours} why {worker.instance}"
 
 
 def _draw_counts(view: View) -> Iterator[str]:

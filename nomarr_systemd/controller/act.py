@@ -80,7 +80,8 @@ def act(site: Site, intents: Sequence[Intent]) -> Done:
         kept = _spool(site, _pick(intents, do.Spool))
         refused |= _release(site, _pick(intents, do.Release))
         _stop(site, [each.component.unit for each in _pick(intents, do.Stop)])
-        refused |= _mask(site, [each.component for each in _pick(intents, do.Mask)])
+        unmasked = _mask(site, [each.component for each in _pick(intents, do.Mask)])
+        refused |= unmasked
         refused |= _resume(site, _pick(intents, do.Resume))
         feed_watchdog()
         refused |= _take_turns(site, _pick(intents, do.TakeTurn))
@@ -96,7 +97,7 @@ def act(site: Site, intents: Sequence[Intent]) -> Done:
         _give_turns(site, _pick(intents, do.GiveTurn))
     if changed or any(isinstance(each, do.Close | do.Join) for each in intents):
         site.publish_incidents()
-    outcomes, unanswered = _tell(site, intents)
+    outcomes, unanswered = _tell(site, intents, unmasked)
     # The next plan handles what the supervisor answered; until then it can be asked again.
     untold = unanswered | {each.invocation for each in outcomes}
     for clear in _pick(intents, do.Clear):
@@ -402,10 +403,33 @@ def _note(
         site.forget_store()
 
 
-def _tell(site: Site, intents: Sequence[Intent]) -> tuple[list[Outcome], set[str]]:
-    """Tell the journal, then the supervisor; return its outcomes, and the runs without one."""
+def _tell(
+    site: Site, intents: Sequence[Intent], unmasked: set[Component]
+) -> tuple[list[Outcome], set[str]]:
+    """Tell the journal, then the supervisor; return its outcomes, and the runs without one.
+
+    ``unmasked``: workers whose mask systemd refused. When one is masked later, that is told.
+    """
     tells = _pick(intents, do.Tell)
+    told = {component for each in _pick(intents, do.FailPool) for component in each.workers}
     for each in tells:
         if each.is_new:
-            site.journal.write_decision(each.component, each.record, each.death.line)
+            told.add(each.component)
+            is_masked = each.component not in unmasked
+            line = each.death.line
+            site.journal.write_decision(each.component, each.record, line, is_masked=is_masked)
+    for mask in _pick(intents, do.Mask):
+        if mask.component not in unmasked and mask.component not in told:
+            _tell_mask(site, mask.component)
     return tell_supervisor(site, tells, _pick(intents, do.Consult))
+
+
+def _tell_mask(site: Site, component: Component) -> None:
+    """Tell that a worker is masked whose decision was told before."""
+    try:
+        records = site.ledger.account(component.component_id).records
+    except StoreError as error:
+        _complain(component, error)
+        return
+    for record in [each for each in records if each.action == "fail"][-1:]:
+        site.journal.write_decision(component, record, "systemd accepts its mask now")

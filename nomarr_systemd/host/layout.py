@@ -49,6 +49,11 @@ class Paths(NamedTuple):
     user: bool = False
 
     @property
+    def nomarrctl(self) -> str:
+        """The command for people that is about this installation."""
+        return "nomarrctl --user" if self.user else "nomarrctl"
+
+    @property
     def failures(self) -> str:
         """The FIFO by which the hook wakes the controller; PID 1 keeps it open."""
         return f"{self.runtime}/nomarr/failures"

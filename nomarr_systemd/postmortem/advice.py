@@ -46,7 +46,7 @@ class Advice(NamedTuple):
 def advise(report: Report) -> list[Advice]:
     """Return the advice on a report, most useful first."""
     witnesses = report.witnesses
-    ours = "nomarrctl --user" if witnesses.paths.user else "nomarrctl"
+    ours = witnesses.paths.nomarrctl
     systemctl = "systemctl --user" if witnesses.paths.user else "systemctl"
     if not witnesses.is_applied:
         return [Advice("It is configured, but has no unit yet:", f"{ours} apply")]
@@ -74,12 +74,14 @@ def _for_state(report: Report, systemctl: str, ours: str) -> Iterator[Advice]:
         witnesses.component.instance,
         witnesses.component.pool,
     )
-    if witnesses.is_masked and (witnesses.account.failure_reason or "").startswith(POOL_FAILED):
+    reason = witnesses.account.failure_reason or ""
+    is_for_good = witnesses.is_masked or bool(reason and not witnesses.is_running)
+    if is_for_good and reason.startswith(POOL_FAILED):
         yield Advice(
             "When the cause is mended, reset the counts of its pool and start it:",
             f"{ours} reset --pool {pool} --start",
         )
-    elif witnesses.is_masked:
+    elif is_for_good:
         yield Advice(
             "When the cause is mended, reset its counts, unmask and start it:",
             f"{ours} reset --start {instance}",

@@ -62,8 +62,8 @@ def describe_now(witnesses: Witnesses, *, absolute: bool = False) -> str:
     state = witnesses.facts.get("ActiveState", "")
     if not witnesses.is_applied:
         return "configured, but not applied yet: it has no unit"
+    reason = witnesses.account.failure_reason
     if witnesses.is_masked:
-        reason = witnesses.account.failure_reason
         if reason:
             return f"masked, and stays down until it is reset: {reason}"
         return "masked, but not by a decision on record: it was masked by hand"
@@ -71,6 +71,8 @@ def describe_now(witnesses: Witnesses, *, absolute: bool = False) -> str:
         return "there is no unit of that name: nomarrctl apply installs it"
     if witnesses.is_running:
         return _describe_running(witnesses, state, absolute=absolute)
+    if reason:
+        return f"failed for good, but not masked: {reason}"
     if witnesses.hold:
         return f"held: {witnesses.hold}"
     last = find_last_death(witnesses.account)

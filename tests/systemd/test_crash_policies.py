@@ -78,7 +78,7 @@ def test_the_job_in_hand_fails_and_all_else_goes_on(site: JobSite) -> None:
     key = site.key("keep", "wait-1")
     [told] = site.lab.wait_for(lambda: site.told("job-failed", "keep"), what="the entry about it")
     assert told.startswith(f"{first}: job {key} failed for it; 1 restart was refunded")
-    assert told.endswith(f"nomarrctl jobs retry {key}")
+    assert told.endswith(f"nomarrctl --user jobs retry {key}")
     account = site.account(first)
     assert (account.restart_count, account.total_restarts) == (0, 1)
     advice = site.why(first, "--invocation", died)["advice"]
@@ -117,7 +117,7 @@ def test_a_poisonous_job_is_set_aside_and_restarts_are_given_back(site: JobSite)
         refunds = [each for each in site.records(instance) if each.action == "refund"]
         many = "1 restart was" if len(refunds) == 1 else f"{len(refunds)} restarts were"
         assert f"{instance}: job {key} was quarantined; {many} refunded" in entry
-        assert entry.endswith(f"nomarrctl jobs quarantine release {key}")
+        assert entry.endswith(f"nomarrctl --user jobs quarantine release {key}")
     for name in site.instances("again"):
         assert site.account(name).window == before[name]
 
@@ -209,7 +209,7 @@ def test_a_whole_pool_fails_and_is_brought_back(site: JobSite) -> None:
     assert told.startswith(f"pool whole has failed: worker:whole:{first[-1]} died (killed by")
     # The journal of each worker says so, with the true cause.
     assert sorted(each.partition(":")[0] for each in own) == sorted((first, second))
-    assert all(f"masked, because {told}" in each for each in own)
+    assert all(f"failed for good, because {told}" in each for each in own)
     for name in (first, second):
         row = site.row(name)
         assert row["state"] == "masked"

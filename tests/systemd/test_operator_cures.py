@@ -19,7 +19,7 @@ import pytest
 
 from nomarr_systemd.demo.lab import LabUnavailable
 from nomarr_systemd.systemd.manager import RECONCILER
-from tests.support.lab import Lab
+from tests.support.lab import CHECKOUT, Lab
 from tests.support.operator_site import Installation
 
 FOREVER = """\
@@ -179,6 +179,13 @@ def spoil_configuration(site: Patient) -> None:
     assert site.lab.get(RECONCILER, "ActiveState") == "failed"
 
 
+def own_unit_file(site: Patient) -> None:
+    """What ``systemctl edit --full`` makes: no mask can be put in its place."""
+    text = Path(CHECKOUT, "units", "nomarr-worker@.service").read_text()
+    site.lab.write_unit("nomarr-worker@tag-0.service", text)
+    site.lab.reload()
+
+
 def lose_worker(site: Patient) -> None:
     """Down and wanted, and nothing on record."""
     site.lab.systemctl("stop", UNIT)
@@ -213,6 +220,7 @@ def lose_worker(site: Patient) -> None:
             "the file is not what was applied (1 unit file would change)",
             remove("{units}/nomarr-onfailure@.service"),
         ),
+        ("the package's unit file is replaced by", own_unit_file),
         ("not executable: nomarr-controller", remove("{state}/libexec/nomarr-controller")),
         ("is masked, and the ledger does not know why", ctl("mask", UNIT)),
         ("1 worker failed for good: tag-0", mask_by_failing),

@@ -45,7 +45,7 @@ class Installation:
         self.paths = scope.paths
         self.manager = Manager(user=scope.user)
         self.systemctl = "systemctl --user" if scope.user else "systemctl"
-        self.nomarrctl = "nomarrctl --user" if scope.user else "nomarrctl"
+        self.nomarrctl = scope.paths.nomarrctl
 
     @cached_property
     def _applied(self) -> Config | NomarrError:

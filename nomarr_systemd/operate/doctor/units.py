@@ -152,7 +152,7 @@ def check_directives(it: Installation) -> Found:
             continue  # masked, or without a unit file: other checks say so
         if facts["NeedDaemonReload"] == "yes":
             stale.append(worker.instance)
-        if not it.scope.user and not _is_shipped(facts["FragmentPath"]):
+        if _is_replaced(it, facts["FragmentPath"]):
             replaced.add(facts["FragmentPath"])
         for each in changed[like[worker.unit]]:
             overrides.setdefault(each, []).append(worker.instance)
@@ -198,6 +198,13 @@ def _find_overrides(paths: Iterable[str]) -> set[_Override]:
             names = {name for name in _ASSIGNED.findall(text) if find_owned(name)}
             found.update(_Override(path, name) for name in names)
     return found
+
+
+def _is_replaced(it: Installation, path: str) -> bool:
+    """True if the unit file of a worker is not ours: of one worker, where no mask can be put, or in
+    place of the package's. A user's own are made by apply, which compares them."""
+    is_template = os.path.basename(path) == f"{UNIT_PREFIX}{UNIT_SUFFIX}"
+    return not is_template or (not it.scope.user and not _is_shipped(path))
 
 
 def _is_shipped(path: str) -> bool:
