@@ -26,8 +26,8 @@ def now() -> Moment:
 
 @cache
 def read_boot_id() -> str:
-    """Return the random id of this boot, 32 hex digits, as systemd has it. A unit's own /proc may have
-    another one: in a container of systemd-nspawn, that of the host."""
+    """Return the random id of this boot, 32 hex digits, as systemd has it. A unit's own /proc may
+    have another one: in a container of systemd-nspawn, that of the host."""
     told = os.environ.get("NOMARR_BOOT_ID", "")
     if re.fullmatch("[0-9a-f]{32}", told):
         return told
