@@ -67,16 +67,21 @@ def warn(text: str, hint: str = "") -> None:
         click.echo(f"hint: {printable(hint)}", err=True)
 
 
+def find_scope(ctx: click.Context) -> Scope:
+    """The installation that the command line names, which a shell completes."""
+    given = ctx.find_root().params
+    user = bool(given.get("user")) or "--user" in os.environ.get("COMP_WORDS", "").split()
+    return make_scope(given.get("config_file"), user=user)
+
+
 def complete(
     ctx: click.Context, _parameter: click.Parameter, incomplete: str, *, pools: bool = True
 ) -> list[Any]:
     """Return names of configured workers and pools; none if they cannot be read."""
     from click.shell_completion import CompletionItem
 
-    given = ctx.find_root().params
-    user = bool(given.get("user")) or "--user" in os.environ.get("COMP_WORDS", "").split()
     try:
-        config = make_scope(given.get("config_file"), user=user).read_in_force()
+        config = find_scope(ctx).read_in_force()
     except (NomarrError, OSError):
         return []
     found = [CompletionItem(worker.instance) for worker in config.components()]
@@ -104,8 +109,7 @@ def complete_run(ctx: click.Context, _parameter: click.Parameter, incomplete: st
 
     try:
         worker = parse_component(str(ctx.params.get("component") or ""))
-        scope = make_scope(None, user=bool(ctx.find_root().params.get("user")))
-        records = read_published(scope.paths.public, worker).account.records
+        records = read_published(find_scope(ctx).paths.public, worker).account.records
     except (NomarrError, OSError):
         return []
     runs = dict.fromkeys(each.invocation.partition("#")[0] for each in reversed(records))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import time
 from functools import cache
 
@@ -24,6 +26,10 @@ def now() -> Moment:
 
 @cache
 def read_boot_id() -> str:
-    """Return the kernel's random id of this boot, 32 hex digits."""
+    """Return the random id of this boot, 32 hex digits, as systemd has it. A unit's own /proc may
+    have another one: in a container of systemd-nspawn, that of the host."""
+    told = os.environ.get("NOMARR_BOOT_ID", "")
+    if re.fullmatch("[0-9a-f]{32}", told):
+        return told
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         return file.read().strip().replace("-", "")

@@ -74,9 +74,12 @@ class Patient(Installation):
             raise AssertionError(f"doctor is not content: {found[-1]}") from error
 
     def snapshot(self) -> dict[str, tuple[int, int, int, bytes]]:
-        """Every file of the state directory: mode, owner, time of its last change, content."""
+        """Every file of the state directory: mode, owner, time of its last change, content. Not the
+        store of jobs: the supervisor writes the history of health there at any moment."""
         shown = {}
         for path in sorted(self.state.rglob("*")):
+            if path.is_relative_to(self.state / "work"):
+                continue
             facts = path.lstat()
             content = path.read_bytes() if path.is_file() else b""
             shown[str(path)] = (facts.st_mode, facts.st_uid, facts.st_mtime_ns, content)
