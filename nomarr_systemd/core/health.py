@@ -38,7 +38,6 @@ REGISTERED: Final = Event("registered")  # systemd shows a new invocation of the
 TICK: Final = Event("tick")  # time has passed
 NOISE: Final = Event("noise")  # a line came that is not a valid frame
 EOF_GONE: Final = Event("eof-gone")  # the pipe ended and the main process is gone
-EOF_ALIVE: Final = Event("eof-alive")  # the pipe ended and the main process lives
 SET_FAILED: Final = Event("set-failed")
 RESET: Final = Event("reset")
 

@@ -76,13 +76,6 @@ class Bus:
         self._read = b""  # what was received; up to _at it has been used
         self._at = 0
 
-    def call(self, call: Call) -> list[Any]:
-        """Return the values of the answer; raise BusError if it is an error."""
-        answer = self.call_all([call])[0]
-        if isinstance(answer, BusError):
-            raise answer
-        return answer
-
     def call_all(self, calls: Sequence[Call]) -> list[list[Any] | BusError]:
         """Send many calls in one round trip; return an answer or an error for each.
 
