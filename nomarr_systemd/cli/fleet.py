@@ -120,7 +120,7 @@ def history(scope: Scope, place: str | None, since: str | None, limit: int, as_j
     """Show the last death of each worker on all hosts; of WORKER@HOST all that is on record.
 
     A host's last twenty deaths are shown, one for each worker. Records of a worker are archived
-    for good, and come within a minute.
+    for good, within a minute.
     """
     config = scope.read_in_force()
     fleet = read_fleet(scope, config)
@@ -164,7 +164,7 @@ def history(scope: Scope, place: str | None, since: str | None, limit: int, as_j
 def events(scope: Scope, follow: bool, lines: int, as_json: bool) -> None:
     """Show the last deaths on all hosts and, with --follow, deaths, and hosts that come and go.
 
-    Hosts tell with the renewal of their leases, so an event is seconds old when it is shown.
+    Hosts report when they renew their leases, so an event is seconds old when it is shown.
     """
     config = scope.read_in_force()
     fleet = read_fleet(scope, config)
@@ -179,7 +179,7 @@ def events(scope: Scope, follow: bool, lines: int, as_json: bool) -> None:
 
 
 def find_news(before: Fleet, after: Fleet) -> Iterator[Death | HostView]:
-    """What happened between two looks: deaths, and hosts whose state is another one."""
+    """Yield what happened between two looks: deaths, and hosts whose state has changed."""
     states = {each.host: each.state for each in before.hosts}
     known = {(each.host.host, each.crash) for each in _deaths(before)}
     for host in after.hosts:
@@ -198,7 +198,7 @@ def _find_place(fleet: Fleet, place: str) -> tuple[Component, HostView]:
 
 
 def _deaths(fleet: Fleet) -> list[Death]:
-    """The last deaths on all hosts, oldest first."""
+    """Return the last deaths on all hosts, oldest first."""
     found = [Death(host, crash) for host in fleet.hosts for crash in host.crashes]
     return sorted(found, key=lambda each: (each.crash.wall_ms, each.host.host, each.crash))
 
@@ -293,7 +293,7 @@ def _tell(
 ) -> Iterator[str]:
     from nomarr_systemd.postmortem.moments import show_moment
 
-    now = _status_of(host, worker) or "well, or not a worker of it"
+    now = _status_of(host, worker) or "not in trouble, or not a worker of this host"
     seen = f"{host.state}, seen {describe_ms(host.age_ms)} ago"
     yield f"{worker.component_id} on {host.name} ({seen}): {now}"
     if last is not None:
@@ -311,10 +311,10 @@ def _tell(
 
 
 def _status_of(host: HostView, worker: Component) -> str:
-    """Its status, if it is not well."""
+    """Return the worker's status if it is in trouble; else an empty text."""
     return dict(host.trouble).get(worker.instance, "")
 
 
 def _brief(ms: int) -> str:
-    """A duration in one unit, to fit a column."""
+    """Return a duration in one unit, to fit a column."""
     return " ".join(describe_ms(max(0, ms) // 1000 * 1000).split()[:2])

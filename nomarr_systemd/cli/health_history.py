@@ -64,8 +64,8 @@ def draw(
     buckets: list[Bucket],
     records: list[Record],
 ) -> Iterator[str]:
-    """A column for each step: how much of it the worker was healthy, in the colour of its worst
-    status; marks above for deaths."""
+    """Yield a column for each step: how much of it the worker was healthy, in the colour of its
+    worst status; marks above for deaths."""
     step_ms = health_series.choose_step(since_ms, until_ms, points)
     first = since_ms // step_ms
     width = until_ms // step_ms - first + 1

@@ -35,7 +35,7 @@ class Item(NamedTuple):
 
 
 class Line(NamedTuple):
-    """What is told between the records."""
+    """A line between the records, about an incident."""
 
     wall_ms: int
     text: str
@@ -135,7 +135,7 @@ def history(
 def _find_incidents(
     scope: Scope, workers: list[Component] | None, notes: list[str]
 ) -> list[Incident]:
-    """The incidents in which one of these workers died, or all; oldest first."""
+    """Return the incidents in which one of these workers died, or all; oldest first."""
     found, problem = read_incidents(scope.paths.public)
     notes += [problem] if problem else []
     if workers is None:
@@ -145,7 +145,7 @@ def _find_incidents(
 
 
 def _tell(incident: Incident) -> Iterator[Line]:
-    """What is told of an incident: its beginning, and its end."""
+    """Yield the lines about an incident: its beginning, and its end."""
     first = incident.tried[0] if incident.tried else incident.canary
     died = f"{count(len(incident.members))} of {incident.pool} died alike"
     cause = recall(incident.kind, incident.code).line
@@ -215,7 +215,7 @@ def _cells(name: str, record: Record) -> Iterator[str]:
 
 
 def _name_death(record: Record) -> str:
-    """A death in one or two words."""
+    """Return a death in one or two words."""
     if record.kind in ("signal", "core-dump") and record.code < 0:
         dumped = ", core" if record.kind == "core-dump" else ""
         return f"SIG{name_signal(-record.code)}{dumped}"

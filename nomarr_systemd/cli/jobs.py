@@ -385,7 +385,7 @@ def _to_json(doc: Doc) -> dict[str, Any]:
 
 
 def _name_hosts(scope: Scope, config: Config) -> dict[str, str]:
-    """The names of the hosts, by their ids."""
+    """Return the names of the hosts, by their ids."""
     from nomarr_systemd.operate.fleet import read_fleet
 
     return {each.host: each.name for each in read_fleet(scope, config).hosts}

@@ -136,7 +136,7 @@ def _next(view: View) -> str:
 
 
 def _brief(ms: int) -> str:
-    """A duration in one unit, to fit a column."""
+    """Return a duration in one unit, to fit a column."""
     if ms < 1000:
         return "0 s" if ms <= 0 else "1 s"
     return " ".join(describe_ms(ms // 1000 * 1000).split()[:2])
@@ -151,12 +151,12 @@ def _count_states(views: Sequence[View]) -> str:
 
 
 def _is_held(view: View) -> bool:
-    """True if it is held for another reason than a pause."""
+    """Return True if it is held for another reason than a pause."""
     return bool(view.held) and not view.held.startswith("paused")
 
 
 def _notes(views: Sequence[View], width: int) -> Iterator[str]:
-    """Lines for what no column has room for."""
+    """Yield lines for what no column has room for."""
     reasons = dict.fromkeys((view.worker.pool, view.held) for view in views if _is_held(view))
     for pool, why in reasons:
         names = [
@@ -191,7 +191,8 @@ def _notes(views: Sequence[View], width: int) -> Iterator[str]:
 
 
 def draw_in_full(view: View, ours: str) -> Iterator[str]:
-    """One worker, as systemctl status shows a unit; ``ours`` is the command for people."""
+    """Yield the lines about one worker, as systemctl status shows a unit. ``ours``: the command
+    that people are told."""
     worker = view.worker
     dot = click.style("●", fg=_COLOURS.get(view.state))
     yield f"{dot} {click.style(worker.component_id, bold=True)} - {worker.unit}"

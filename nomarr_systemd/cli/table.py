@@ -93,7 +93,7 @@ def fit(text: str, room: int) -> str:
 
 
 def room_of(text: str) -> int:
-    """The columns that a text takes on a terminal."""
+    """Return the columns that a text takes on a terminal."""
     return len(text) if text.isascii() else sum(map(_width, text))
 
 

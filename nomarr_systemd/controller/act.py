@@ -68,7 +68,7 @@ class Done(NamedTuple):
 
 def act(site: Site, intents: Sequence[Intent]) -> Done:
     """Carry intents out; LedgerUnwritable before any effect if they cannot be booked."""
-    # Workers wait for their start, and nobody waits for the files, unless there are few of them.
+    # Workers wait for their start, so files are published later, unless there are few of them.
     is_many = len(_pick(intents, do.Start)) > _MANY and not _pick(intents, do.Mask)
     with site.publisher.late() if is_many else contextlib.nullcontext():
         refused = _schedule(site, _pick(intents, do.Schedule))
@@ -214,7 +214,7 @@ def _book_one(site: Site, each: Intent) -> None:
 
 def _blame_jobs(site: Site, intents: Sequence[do.BlameJobs]) -> None:
     """Log jobs to the workers that died of them, then note it: after a kill in between it is logged
-    again, not lost. How many restarts each got back is read from the ledger."""
+    again, not lost. How many were refunded to each is read from the ledger."""
     for each in intents:
         try:
             for component in site.config.components():
@@ -294,8 +294,8 @@ def _resume(site: Site, intents: Sequence[do.Resume]) -> set[Component]:
 
 def _take_turns(site: Site, intents: Sequence[do.TakeTurn]) -> set[Component]:
     """Take turns; return the workers that got none: another host was faster, or the store is away.
-    They are looked at again, at last after the longest backoff, when restarts do not wait for a
-    store that is away."""
+    They are retried, at the latest after the longest backoff: then restarts do not wait for a store
+    that is away."""
     refused = {}
     for component in (each.component for each in intents):
         pool = site.config.pool_of(component)
@@ -349,7 +349,7 @@ def _find_unwanted(site: Site, intents: Sequence[do.Start]) -> set[Component]:
     units = [each.component.unit for each in intents]
     wanted = [each.component.wanted_unit for each in intents]
     states = site.manager.show([*units, *wanted], ("ActiveState", "Job"))
-    # Those that are down and wanted may still have moved on, and have failed again.
+    # Those that are down and wanted may have been started since, and have failed again.
     shown = site.manager.show(units, ("InvocationID",))
     unsure = []
     for each in intents:
@@ -362,7 +362,7 @@ def _find_unwanted(site: Site, intents: Sequence[do.Start]) -> set[Component]:
 
 
 def _find_unwanted_among(site: Site, intents: Sequence[do.Start]) -> set[Component]:
-    """The same by all facts, of which each takes systemd a while."""
+    """Return the same, by all facts: to show each takes systemd a while."""
     questions: dict[str, Sequence[str]] = {}
     for each in intents:
         questions[each.component.unit] = UNIT_FACTS

@@ -17,8 +17,8 @@ _late: list[JournalSocket] = []  # at most one: where lines are kept
 
 
 def never_wait(late: JournalSocket) -> None:
-    """Keep lines there while standard error takes none: a journald that hangs must not hold up a
-    restart."""
+    """Keep lines in ``late`` while standard error takes none: a journald that hangs must not delay
+    a restart."""
     os.set_blocking(2, False)
     _late[:] = [late]
 

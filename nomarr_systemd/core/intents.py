@@ -127,7 +127,7 @@ class TakeTurn(NamedTuple):
 
 
 class GiveTurn(NamedTuple):
-    """Give back the turn of a worker that runs, or does not start any more."""
+    """End the turn of a worker that runs, or does not start any more."""
 
     component: Component
 

@@ -97,7 +97,7 @@ def condense(store: Store, now_ms: int, host: str = "") -> int:
         _put(store, index)
     # Last: until here samples can be condensed again.
     store.prune(COLLECTION, "wall_ms", until_ms, {"host": host or None})
-    if host:  # what a host left behind that is gone
+    if host:  # samples of hosts that are gone
         store.prune(COLLECTION, "wall_ms", until_ms - _DAY_MS)
     return len(samples)
 

@@ -83,7 +83,7 @@ class View(NamedTuple):
     statistics: Statistics = Statistics(0, 0, 0, 0.0, 0)
     note: str = ""  # of its last frame: why it is not healthy
     idle: Idle = ""
-    killed_by_jobs: int = 0  # restarts within the last hour that were given back for a job
+    killed_by_jobs: int = 0  # restarts within the last hour that were refunded for a job
     needs: str = ""  # of one that is down: a unit that it requires and that is not active
 
     @property
@@ -140,7 +140,7 @@ class View(NamedTuple):
             case "finished":
                 return ""
             case "undecided":
-                return f"it is {self.active} since a moment, and what follows is not decided yet"
+                return f"it has just become {self.active}, and what follows is not decided yet"
             case _:
                 return f"it is {self.active}, and nothing will start it"
 
@@ -221,15 +221,15 @@ class Overview(NamedTuple):
 
 
 class Memory:
-    """What need not be asked again by a program that looks often: facts of a run that goes on, and
-    accounts whose file is the same."""
+    """A cache for a program that looks often: the facts of runs that last, and the accounts whose
+    files have not changed."""
 
     def __init__(self) -> None:
         self._runs: dict[str, dict[str, str]] = {}  # by unit
         self.accounts = KnownAccounts()
 
     def show(self, manager: Manager, links: str, units: Sequence[str]) -> dict[str, dict[str, str]]:
-        """FACTS of each unit. ``links`` is the directory with systemd's link for each run."""
+        """Return FACTS of each unit. ``links``: the directory with systemd's link for each run."""
         states = manager.show(units, _STATES) if self._runs else {}
         same = {
             unit: self._runs[unit] | facts
@@ -256,7 +256,8 @@ def look(
     problems: bool = False,
     memory: Memory | None = None,
 ) -> Overview:
-    """The named workers, or all of them; there may be none. ``problems``: only those in trouble."""
+    """Return the named workers, or all of them; there may be none. ``problems``: only those in
+    trouble."""
     workers = choose(config, names) if names else config.components()
     found = gather(scope, config, workers, memory)
     if problems:
@@ -332,13 +333,13 @@ def _ask_reasons(manager: Manager, down: Sequence[Component]) -> dict[str, dict[
 
 
 def last_failure(account: Account) -> Record | None:
-    """The newest record of a death."""
+    """Return the newest record of a death."""
     records = map(Record.read, reversed(account.rows))
     return next((each for each in records if each.action in DECISIONS and each.kind), None)
 
 
 def due_in_ms(record: Record, now: Moment) -> int:
-    """Milliseconds left of a backoff; after a reboot by wall time."""
+    """Return the milliseconds left of a backoff; after a reboot by wall time."""
     if record.boot_id == now.boot_id:
         left = record.due.boottime_ms - now.boottime_ms
     else:
@@ -347,7 +348,7 @@ def due_in_ms(record: Record, now: Moment) -> int:
 
 
 def _count_blamed_jobs(account: Account, now: Moment) -> int:
-    """Count the restarts within the last hour that were given back because of a job."""
+    """Count the restarts within the last hour that were refunded because of a job."""
     rows = [Record.read(row) for row in account.rows if "|refund|" in row]
     return sum(
         each.action == "refund"
@@ -431,7 +432,7 @@ def _explain(
     is_looked_for: bool,
 ) -> View:
     """Say why a worker is down, by what systemd shows and by the last decision about its run.
-    ``is_looked_for``: workers that are down are looked for within a minute."""
+    ``is_looked_for``: the reconciler looks for such workers within a minute."""
     last = view.last
     run = stop_intent.find_run(facts, wanted)
     if last is not None and last.invocation.partition("#")[0] != run:

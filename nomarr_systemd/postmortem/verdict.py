@@ -24,7 +24,7 @@ from nomarr_systemd.systemd.manager import Manager
 from nomarr_systemd.systemd.needs import find_lacking
 from nomarr_systemd.systemd.systemctl import ManagerError
 
-JOURNAL_S: Final = 0.6  # for reading the journal: the whole report shall take less than a second
+JOURNAL_S: Final = 0.6  # for reading the journal: the whole report takes less than a second
 MAX_FRAMES: Final = 12
 _LONGEST_S: Final = 1e9
 SLICE: Final = "nomarr.slice"
@@ -175,7 +175,7 @@ def _report_stop(witnesses: Witnesses, log: RunLog, ended: Death, *, is_current:
     elif lacks := _find_lacking(witnesses):
         headline = f"{who} was stopped with {lacks}: it cannot run without"
     else:
-        headline = f"{who} was stopped: somebody asked systemd for it"
+        headline = f"{who} was stopped: systemd was asked to stop it"
     return Report(
         witnesses,
         "stopped",

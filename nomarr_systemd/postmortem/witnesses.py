@@ -289,7 +289,7 @@ def _read_applied(paths: Paths) -> Config:
 
 
 def list_workers(paths: Paths, notes: list[str] | None = None) -> set[Component]:
-    """The workers that have a published account."""
+    """Return the workers that have a published account."""
     found, problem = list_published(paths.public)
     if problem and notes is not None:
         notes.append(problem)

@@ -88,14 +88,14 @@ class Journal:
             own = f"{each.instance}: failed for good, because {text}. {mend}"
             self._write("pool-failed", own, self._name_worker(each) | fields)
 
-    def write_blame(self, component: Component, blame: BlameJobs, given_back: int) -> None:
-        """Write one entry about jobs to a worker that died of one; ``given_back`` is the number of
-        restarts that it got back."""
+    def write_blame(self, component: Component, blame: BlameJobs, refunded: int) -> None:
+        """Write one entry about jobs to a worker that died of one; ``refunded``: the number of its
+        restarts that were refunded."""
         is_set_aside = blame.quarantined
-        many = "restart was" if given_back == 1 else "restarts were"
+        many = "restart was" if refunded == 1 else "restarts were"
         describe_jobs = describe_quarantine if is_set_aside else describe_failed
         what = describe_jobs(", ".join(blame.jobs))
-        text = f"{component.instance}: {what}; {given_back} {many} given back to this worker."
+        text = f"{component.instance}: {what}; {refunded} {many} refunded to this worker."
         command = (release_command if is_set_aside else retry_command)(blame.jobs[0])
         if command:
             text += f" To let it run again: {command.replace('nomarrctl', self._ours, 1)}"
@@ -104,7 +104,7 @@ class Journal:
         self._write(kind, text, self._name_worker(component) | fields)
 
     def write_act(self, component: Component, act: str, by: str) -> None:
-        """Write one entry about what a person did: ``act`` is a participle: paused."""
+        """Write one entry about an act of a person; ``act`` is a participle, such as ``paused``."""
         fields = {"NOMARR_ACT": act, "NOMARR_BY": by}
         text = f"{component.instance}: {act} by {by}"
         self._send(text, ACT_ID, _ACT_PRIORITY, "nomarrctl", self._name_worker(component) | fields)

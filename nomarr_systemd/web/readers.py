@@ -62,7 +62,7 @@ def read_state(scope: Scope, names: tuple[str, ...] = (), memory: Memory | None 
 
 
 def show_worker(state: State, view: View) -> dict[str, Any]:
-    """A worker as in docs/json.md#status, and totals of its account."""
+    """Return a worker as in docs/json.md#status, and totals of its account."""
     account = state.overview.accounts[view.worker.component_id]
     return view.to_json() | {
         "total_restarts": view.statistics.total_restarts,
@@ -174,7 +174,7 @@ def read_history(scope: Scope, worker: Component, query: Mapping[str, str]) -> d
 def read_sparklines(
     scope: Scope, config: Config, *, hours: int = 6, points: int = 36
 ) -> dict[str, Any]:
-    """The worst status of each step for every worker, one letter each; ``-``: no sample."""
+    """Return the worst status of each step for every worker, one letter each; ``-``: no sample."""
     now_ms = clock.wall_ms()
     step_ms = hours * 3_600_000 // points
     until_ms = now_ms - now_ms % step_ms + step_ms
@@ -216,7 +216,7 @@ def show_postmortem(report: Report, form: str) -> str | dict[str, Any]:
 def try_policy(
     scope: Scope, config: Config, worker: Component, changes: list[str]
 ) -> dict[str, Any]:
-    """What another policy would have done; docs/json.md#policy-simulate."""
+    """Return what another policy would have done; docs/json.md#policy-simulate."""
     settings = simulation.read_settings(changes)
     rules = simulation.change(config.rules_for(worker), settings)
     account = read_published(scope.paths.public, worker).account
@@ -225,8 +225,8 @@ def try_policy(
 
 
 def read_fleet(scope: Scope) -> dict[str, Any]:
-    """All hosts that share the store, the worst first; the supervisor reads them. ``shared`` is
-    false if the store is for one host."""
+    """Return all hosts that share the store, the worst first; the supervisor reads them. ``shared``
+    is false if the store is for one host."""
     fleet = parse_fleet(_ask(scope, {"op": FLEET}))
     return {
         "shared": bool(fleet.mine),
@@ -239,7 +239,7 @@ def read_fleet(scope: Scope) -> dict[str, Any]:
 
 def list_incidents(scope: Scope, state: State) -> dict[str, Any]:
     """Incidents as the controller publishes them: open ones first, then the newest. Which workers
-    an open one holds is as they were just looked at."""
+    an open one holds is taken from ``state``."""
     found, problem = read_incidents(scope.paths.public)
     held: dict[str, list[str]] = {}
     for view in state.overview.views:

@@ -27,7 +27,7 @@ _MAX_FRAMES: Final = 200  # events with frames that wait for a client
 
 class Frames:
     """The frames of one client's topics, from a subscription of its own. A new one begins with
-    a snapshot; it is renewed if the supervisor leaves."""
+    a snapshot; it is renewed if the supervisor ends."""
 
     def __init__(self, path: str, topics: list[str]) -> None:
         self._path = path

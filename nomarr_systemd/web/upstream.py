@@ -59,7 +59,7 @@ class Upstream:
                 await self._follow()
             except (NoSupervisor, OSError):
                 pass
-            except Exception:  # the outermost loop: events have no shape that is certain
+            except Exception:  # the outermost loop: an event may have any shape
                 logging.exception("an event of the supervisor was not understood; asking again")
             if self.is_connected:
                 self._set_connected(LOST)
@@ -68,7 +68,7 @@ class Upstream:
             retry_s = min(retry_s * 2, _LAST_RETRY_S)
 
     def find_job(self, component_id: str, job: object) -> JobSeen | None:
-        """When this job of a worker was first seen."""
+        """Return what was seen of this job of a worker; None if it was seen with another job."""
         found = self._seen.get(component_id)
         return found if found and found.job is not None and str(found.job) == job else None
 

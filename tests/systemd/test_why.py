@@ -410,7 +410,7 @@ def test_an_older_death_is_not_blamed(lab: Lab) -> None:
     lab.stop("tag-0")
     report = ask(site, "tag-0")
     assert (report["verdict"], report["death"]) == ("stopped", None)
-    assert "was stopped: somebody asked systemd for it" in report["headline"]
+    assert "was stopped: systemd was asked to stop it" in report["headline"]
     text = " ".join(read(site, "tag-0").split())
     assert "Its last death was another one" in text
     assert f"nomarrctl --user why tag-0 --invocation {died[:8]}" in text

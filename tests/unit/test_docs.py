@@ -201,7 +201,7 @@ def test_defaults_are_those_of_the_code(page: str, head: str, rules: Rules | Hea
 
 
 def test_when_a_worker_starts_is_the_plans_table() -> None:
-    shown = read_table("policy.md", "it is so that | what follows")
+    shown = read_table("policy.md", "if | what follows")
     assert shown == [[why, verdict] for why, _, verdict in start_table.TABLE]
 
 

@@ -133,8 +133,8 @@ def _check_down(it: Installation, views: Sequence[View]) -> Found:
     for idle, why in (
         ("stopped", "stopped by hand"),
         ("finished", 'finished (on_clean_exit is "stay")'),
-        ("waiting", "waiting for what has to come first"),
-        ("undecided", "down since a moment, and not decided about yet"),
+        ("waiting", "waiting for a unit that it needs, or for its turn"),
+        ("undecided", "just went down, and not decided about yet"),
         ("lost", "down, and nothing will start "),
     ):
         workers = [view.worker for view in down if view.idle == idle and not view.needs]
@@ -152,7 +152,8 @@ def _check_down(it: Installation, views: Sequence[View]) -> Found:
 
 
 def _is_down(view: View) -> bool:
-    """True if it does not run, and neither a hold, a mask nor a restart that is due says why."""
+    """Return True if it does not run, and neither a hold, a mask nor a restart that is due says
+    why."""
     is_told = view.held or view.failure_reason or view.idle == "restarting"
     return view.idle != "" and view.load == "loaded" and not is_told
 
