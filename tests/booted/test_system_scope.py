@@ -139,8 +139,11 @@ stop_timeout_s = 1
 Environment = ["PYTHONPATH={WORKERS}"]
 """
 READ_CLAIMS = f"""\
+import sys
+sys.path.insert(0, "/usr/lib/nomarr-systemd")
+from nomarr_systemd.jobs.claims import CLAIMS
 from nomarr_systemd.store.sqlite.store import SqliteStore
-print(*(each["boot"] for each in SqliteStore("{STATE}", "work").find("claims")))
+print(*(each["boot"] for each in SqliteStore("{STATE}", "work").find(CLAIMS)))
 """
 
 
@@ -150,7 +153,8 @@ def test_workers_and_the_supervisor_name_the_same_boot(machine: Machine) -> None
     write(machine.path(f"{WORKERS}/waiting.py"), WAITING)
     machine.apply(CONFIG + WAIT)
     machine.run("nomarrctl", "jobs", "add", "--pool", "wait", "/srv/long.flac")
-    read = ("env", "PYTHONPATH=/usr/lib/nomarr-systemd", "/usr/bin/python3", "-c", READ_CLAIMS)
+    worker = ("setpriv", "--reuid=nomarr", "--regid=nomarr", "--init-groups")
+    read = (*worker, "/usr/bin/python3", "-c", READ_CLAIMS)
     claimed = machine.wait_for(lambda: machine.run(*read).stdout.strip(), "it has its job")
     boot = machine.run("cat", "/proc/sys/kernel/random/boot_id").stdout.strip().replace("-", "")
     assert claimed == boot
