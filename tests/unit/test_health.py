@@ -99,6 +99,14 @@ def test_the_designs_table(status: str, event: Event, to: str) -> None:
     assert [t[:3] for t in transitions] == [("worker:tag:0", status, after.status)] * changed
 
 
+@pytest.mark.parametrize("stopping", [False, True])
+def test_the_short_way_of_most_frames_is_the_tables(stopping: bool) -> None:
+    state = State("worker:tag:0", "healthy", 1, 2, stopping, True, late=3)
+    after, transitions = step(state, HEALTHY, 9, RULES)
+    assert (after, transitions) == (TABLE["healthy"]["healthy"](state, HEALTHY, 9, RULES), ())
+    assert type(after) is State
+
+
 def test_the_table_is_complete_and_knows_only_known_words() -> None:
     assert TABLE.keys() == set(STATUSES) == IN.keys() == REPORTED.keys() == DECISION.keys()
     known = EVENTS.keys() | {event.kind for event in OTHER_EVENTS}
