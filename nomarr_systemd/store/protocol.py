@@ -155,7 +155,7 @@ class Store(Protocol):
         """Publish every document of the ledger, also those that a kill after a commit left out."""
 
     def keep_room(self, wanted: int) -> None:
-        """Keep so many bytes for commits on a disk that others have filled; a server does nothing."""
+        """Keep so many bytes for commits on a disk that others fill. A server's is not ours."""
 
     def close(self) -> None:
         """Close files and connections; closing twice is fine."""

@@ -174,8 +174,8 @@ class SqliteFile:
             self._precedence.close()
 
     def keep_room(self, wanted: int) -> None:
-        """Have as many bytes in the file and in its log that later commits use, so that they need no
-        room on the disk. Nothing is done if that is so, or the disk has little room.
+        """Have ``wanted`` bytes in the file and in its log that commits can use while the disk is
+        full. Nothing is done if half of them are left, or the disk has little room.
 
         A table of that size is written and dropped: its pages are free, and the file and the log do
         not shrink. The table that a kill leaves is dropped by the next call.
