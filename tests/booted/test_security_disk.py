@@ -1,5 +1,5 @@
-"""A worker fills every place that it can write, on a disk that keeps nothing for root and has all of
-the machine on it: root books failures and decides as before."""
+"""A worker fills every place that it can write, on a disk that keeps nothing for root and has the
+whole machine on it: root books failures and decides as before."""
 
 from __future__ import annotations
 
@@ -39,9 +39,11 @@ notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
 notify.connect(os.environ["NOTIFY_SOCKET"].replace("@", "\\0"))
 notify.send(b"READY=1")
 disk = os.stat("/var/lib").st_dev
+
 def is_open(place):
     return os.access(place, os.W_OK) and os.stat(place).st_dev == disk
-roots = ["/var", "/etc", "/opt", "/srv", "/home", "/run"]
+
+roots = ["/var", "/var/lib/nomarr/work", "/etc", "/opt", "/srv", "/home", "/run"]
 places = [place for root in roots for place, _, _ in os.walk(root) if is_open(place)]
 files = [open(f"{place}/.fill", "ab", buffering=0) for place in places]
 print("fills", *places, flush=True)
