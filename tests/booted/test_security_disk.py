@@ -60,6 +60,7 @@ while True:
 """
 READ = """\
 import json, sys
+sys.path.insert(0, "/usr/lib/nomarr-systemd")
 from nomarr_systemd.ledger.ledger import Ledger
 from nomarr_systemd.store.sqlite.store import SqliteStore
 store = SqliteStore("/var/lib/nomarr", "policy")
