@@ -74,6 +74,8 @@ class SqliteFile:
         self._most = most
         self._version = version
         self._schema = schema
+        tables = [sql.replace(" IF NOT EXISTS", "", 1) for sql in schema]
+        self._tables = {sql.split()[2].strip('"'): sql for sql in tables}
         self._indexes = indexes
         self._patience_s = patience_s
         self._db: sqlite3.Connection | None = None
@@ -322,10 +324,18 @@ class SqliteFile:
         strange = db.execute(
             "SELECT 1 FROM sqlite_master WHERE type NOT IN ('table', 'index') LIMIT 1"
         ).fetchone()
+        made = db.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'").fetchall()
         db.execute("COMMIT")
         if strange:
             raise StoreRefused(
                 f"{self.path} has views or triggers, which nomarr-systemd never makes",
+                hint="it was tampered with: move it away",
+            )
+        # A condition of a table can take hours to compute, and nothing interrupts that.
+        changed = [name for name, sql in made if self._tables.get(name.lower(), sql) != sql]
+        if application == APPLICATION_ID and changed:
+            raise StoreRefused(
+                f"{self.path} has another table {clean(str(changed[0]), 80)} than it was made with",
                 hint="it was tampered with: move it away",
             )
         if application == APPLICATION_ID and version > self._version:
@@ -356,7 +366,8 @@ class SqliteFile:
         make, and drop those that are not wanted.
 
         They are compared by what they index, not by name: a large one is not built again. A full
-        disk or a lock leaves the file as it was; it works without them.
+        disk or a lock leaves the file as it was; it works without them. But a file that others may
+        write is not used with an index that is not ours: it may take hours to compute.
         """
         there = "SELECT name, sql FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL"
         wanted = {_indexed(sql): sql for sql in self._indexes}
@@ -375,6 +386,8 @@ class SqliteFile:
         except sqlite3.OperationalError:
             if db.in_transaction:
                 db.execute("ROLLBACK")
+            if not self._private and found.keys() - wanted.keys():
+                raise
 
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:
