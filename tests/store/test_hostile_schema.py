@@ -14,7 +14,7 @@ from nomarr_systemd.store.sqlite.store import SqliteStore
 
 # Compares two texts of megabytes at each of millions of places, in one step that nothing ends.
 BOMB = "instr(zeroblob(8000000), zeroblob(4000000) || x'01') = 0"
-ADD = "UPDATE sqlite_master SET sql = replace(sql, 'body TEXT', 'body TEXT CHECK (' || ? || ')')"
+ADD = "UPDATE sqlite_master SET sql = replace(sql, 'body TEXT', 'body TEXT ' || ?)"
 
 
 @pytest.fixture
@@ -27,15 +27,13 @@ def open_at(jobs: Path) -> SqliteStore:
     return SqliteStore(str(jobs.parent.parent), "work", patience_s=0.2)
 
 
-@pytest.mark.parametrize("name", ["jobs", "JOBS"])
-def test_a_condition_of_a_table(jobs: Path, name: str) -> None:
+@pytest.mark.parametrize("words", [f"CHECK ({BOMB})", f", more AS ({BOMB}) STORED, last TEXT"])
+def test_a_condition_of_a_table(jobs: Path, words: str) -> None:
     with closing(sqlite3.connect(jobs)) as db:
-        db.execute(f"ALTER TABLE jobs RENAME TO {name}_")
-        db.execute(f"ALTER TABLE {name}_ RENAME TO {name}")
         db.execute("PRAGMA writable_schema = ON")
-        db.execute(f"{ADD} WHERE name = ?", (BOMB, name))
+        db.execute(f"{ADD} WHERE name = 'jobs'", (words,))
         db.commit()
-    with pytest.raises(StoreRefused, match="has another table"):
+    with pytest.raises(StoreRefused, match="has tables with conditions"):
         open_at(jobs)
 
 

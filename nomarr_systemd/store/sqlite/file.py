@@ -33,6 +33,11 @@ APPLICATION_ID: Final = 0x6E6F6D72  # "nomr", so that no other program's file is
 _BUSY = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_PROTOCOL")
 _CORRUPT = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
 _STAMP: Final = re.compile(r"\d{8}T\d{6}Z(?:-\d{1,4})?\n")
+# Nothing is computed for it. A condition, or an index, may take hours, and nothing interrupts that.
+_PLAIN_TABLE: Final = re.compile(r"CREATE TABLE [^()]+\([^()]*\)")
+# What an index of any version is on: fields of the documents.
+_FIELD: Final = r"key|(CASE WHEN json_valid\(body\) THEN )?json_extract\(body, '\$\.\w+'\)( END)?"
+_OURS: Final = re.compile(rf'"?\w+"? ?\(({_FIELD})(, ({_FIELD}))*\)')
 _POLITE_S: Final = 0.1  # how long a transaction that is to begin lets others begin theirs first
 _PIECE: Final = 1 << 20
 _LEAVE_FREE: Final = 8  # times as much as is to be kept: a small disk is for others
@@ -74,8 +79,6 @@ class SqliteFile:
         self._most = most
         self._version = version
         self._schema = schema
-        tables = [sql.replace(" IF NOT EXISTS", "", 1) for sql in schema]
-        self._tables = {sql.split()[2].strip('"'): sql for sql in tables}
         self._indexes = indexes
         self._patience_s = patience_s
         self._db: sqlite3.Connection | None = None
@@ -324,18 +327,16 @@ class SqliteFile:
         strange = db.execute(
             "SELECT 1 FROM sqlite_master WHERE type NOT IN ('table', 'index') LIMIT 1"
         ).fetchone()
-        made = db.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'").fetchall()
+        made = db.execute("SELECT sql FROM sqlite_master WHERE type = 'table'").fetchall()
         db.execute("COMMIT")
         if strange:
             raise StoreRefused(
                 f"{self.path} has views or triggers, which nomarr-systemd never makes",
                 hint="it was tampered with: move it away",
             )
-        # A condition of a table can take hours to compute, and nothing interrupts that.
-        changed = [name for name, sql in made if self._tables.get(name.lower(), sql) != sql]
-        if application == APPLICATION_ID and changed:
+        if not all(_PLAIN_TABLE.fullmatch(str(sql)) for (sql,) in made):
             raise StoreRefused(
-                f"{self.path} has another table {clean(str(changed[0]), 80)} than it was made with",
+                f"{self.path} has tables with conditions, which nomarr-systemd never makes",
                 hint="it was tampered with: move it away",
             )
         if application == APPLICATION_ID and version > self._version:
@@ -367,7 +368,7 @@ class SqliteFile:
 
         They are compared by what they index, not by name: a large one is not built again. A full
         disk or a lock leaves the file as it was; it works without them. But a file that others may
-        write is not used with an index that is not ours: it may take hours to compute.
+        write is not used with an index that no version made: it may take hours to compute.
         """
         there = "SELECT name, sql FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL"
         wanted = {_indexed(sql): sql for sql in self._indexes}
@@ -386,7 +387,7 @@ class SqliteFile:
         except sqlite3.OperationalError:
             if db.in_transaction:
                 db.execute("ROLLBACK")
-            if not self._private and found.keys() - wanted.keys():
+            if not self._private and not all(map(_OURS.fullmatch, found)):
                 raise
 
     @contextlib.contextmanager
