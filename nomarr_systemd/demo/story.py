@@ -150,10 +150,10 @@ class Story(Stage):
         for name, run in map(_run_of, job["crashes"]):
             self.wait(
                 lambda: self.account(name).find(run, ["refund"]),  # noqa: B023
-                f"{name} has its restart back",
+                f"the restart of {name} is refunded",
                 name,
             )
-        self.check(True, "the file is to blame: the workers have their restarts back")
+        self.check(True, "the file is to blame: the restarts of the workers are refunded")
         self._wait_until_healthy(*TAGGERS)
         self.check(True, "after their backoffs both taggers run again")
         self.command("nomarrctl --user jobs show music/deadly/crash.wav")
@@ -254,7 +254,7 @@ class Story(Stage):
         self.ctl("jobs", "add", "--pool", "tag", *paths)
 
     def _wait_for_jobs(self, paths: list[str], *statuses: str) -> dict[str, dict[str, Any]]:
-        """The pool's jobs by name, once the named ones are in one of these states."""
+        """Return the pool's jobs by name, once the named ones are in one of these states."""
         names = [os.path.basename(path) for path in paths]
 
         def look() -> dict[str, dict[str, Any]] | None:
@@ -314,7 +314,7 @@ def _read_tags(path: str) -> dict[str, Any]:
 
 
 def _sections(report: str, *wanted: str) -> str:
-    """The head and the facts of a report of ``why``, and the wanted ones of its sections."""
+    """Return the head and the facts of a report of ``why``, and the wanted ones of its sections."""
     head, facts, *rest = report.strip().split("\n\n")
     kept = [head, facts]
     for section in rest:

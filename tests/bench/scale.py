@@ -115,7 +115,7 @@ class Patience:
         bus = Bus(user=True, timeout_s=HANGS_S)
         while not self._over.wait(PING_S):
             begun = time.monotonic()
-            bus.call(call)  # on a connection of its own each time, as systemctl would
+            bus.call_all([call])  # on a connection of its own each time, as systemctl would
             bus.close()
             self.worst_s = max(self.worst_s, time.monotonic() - begun)
 

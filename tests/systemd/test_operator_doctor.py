@@ -53,9 +53,9 @@ def test_what_is_closed_is_not_called_missing(any_lab: Lab) -> None:
     found = site.json("doctor", status=77)["findings"]
     texts = [each["text"] for each in found]
     assert "nothing has been applied yet" not in texts
-    closed = [each for each in found if "is not for you to read" in each["text"]]
+    closed = [each for each in found if "this user may not read" in each["text"]]
     assert [each["level"] for each in closed] == ["warn"]
-    assert "is not for you to read" in site.ctl("status").stderr
+    assert "this user may not read" in site.ctl("status").stderr
 
 
 def test_before_anything_was_applied(site: Installation) -> None:
@@ -66,6 +66,17 @@ def test_before_anything_was_applied(site: Installation) -> None:
     _, bad = examine(site)
     assert [each["mend"] for each in bad] == ["nomarrctl --user apply"]
     assert not site.state.exists()  # looking changes nothing
+
+
+def test_a_file_that_was_applied_by_its_name_need_not_be_named_again(site: Installation) -> None:
+    """``--config`` is for apply; what was applied is in force."""
+    site.bring_up(1)
+    site.config = site.config.with_name("none.toml")
+    assert examine(site)[1] == []
+    assert f"there is no {site.config} to compare with" in site.ctl("doctor").stdout
+    for words in (["status"], ["jobs", "list"], ["jobs", "add", "/m/a"], ["policy", "show"]):
+        done = site.ctl(*words)
+        assert (done.returncode, done.stderr) == (0, ""), words
 
 
 def test_a_mistake_in_the_file_and_a_store_that_is_broken(site: Installation) -> None:

@@ -109,7 +109,7 @@ def test_every_way_to_be_down_is_told(site: Installation) -> None:
     lab.write_unit(
         "nomarr-reconcile-soon.timer.d/60-never.conf", "[Unit]\nConditionPathExists=/nonexistent\n"
     )
-    # The failure of another would start the timer in the midst of its stop: all have failed by then.
+    # Another failure would start the timer in the midst of its stop: all have failed by then.
     for name, state in (("fail-0", "masked"), ("late-0", "restarting"), ("need-0", "waiting")):
         wait_for_state(site, name, state)
     lab.systemctl("stop", "nomarr-reconcile.timer", "nomarr-reconcile-soon.timer")
@@ -202,7 +202,7 @@ def test_what_is_not_decided_yet_is_told(lab: Lab) -> None:
     site.bring_up(1)
     site.kill()
     row = wait_for_state(site, "tag-0", "failed")
-    assert row["trouble"] == "it is failed since a moment, and what follows is not decided yet"
+    assert row["trouble"] == "it has just become failed, and what follows is not decided yet"
     found = site.json("doctor")["findings"]
     [cure] = [each["mend"] for each in found if "not decided about yet" in each["text"]]
     assert cure == "nomarrctl --user reconcile"

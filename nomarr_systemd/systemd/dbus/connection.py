@@ -65,8 +65,8 @@ class Bus:
         timeout_s: float = 60.0,
         on_wait: Callable[[], None] | None = None,
     ) -> None:
-        """With ``place`` it is the manager of that socket; True: a message bus. With ``on_wait``
-        an answer is waited for without end: it is called every WAIT_S."""
+        """``place``: the path of the socket to use, and True if it is that of a message bus. With
+        ``on_wait``, which is called every WAIT_S, an answer is awaited without a time limit."""
         self._user = user
         self._place = place
         self._timeout_s = None if on_wait else timeout_s
@@ -75,13 +75,6 @@ class Bus:
         self._serial = 0
         self._read = b""  # what was received; up to _at it has been used
         self._at = 0
-
-    def call(self, call: Call) -> list[Any]:
-        """Return the values of the answer; raise BusError if it is an error."""
-        answer = self.call_all([call])[0]
-        if isinstance(answer, BusError):
-            raise answer
-        return answer
 
     def call_all(self, calls: Sequence[Call]) -> list[list[Any] | BusError]:
         """Send many calls in one round trip; return an answer or an error for each.
