@@ -286,6 +286,7 @@ def reconcile(site: Site) -> None:
                 site.store.publish_all()
                 site.publish_incidents()
             owes = run(site, everybody=True)
+            site.keep_room()
     with contextlib.suppress(ManagerError):
         arm_next_end(site)
     _arm(site, owes=owes)

@@ -14,6 +14,7 @@ from nomarr_systemd.core.ids import TARGET, WANTED_PREFIX, Component
 from nomarr_systemd.core.json import get_objects
 from nomarr_systemd.host import clock
 from nomarr_systemd.host.holds import Holds
+from nomarr_systemd.host.machine import is_full
 from nomarr_systemd.host.scope import Scope
 from nomarr_systemd.ledger.public import KnownAccounts
 from nomarr_systemd.ledger.spool import Spool
@@ -46,6 +47,7 @@ class Overview(NamedTuple):
     user: bool
     total: int  # of workers, also if only those in trouble are shown
     spooled: int = 0  # deaths that wait for the ledger; 0 also for users who may not read them
+    is_disk_full: bool = False  # of the ledger: what is published may be old
     accounts: Mapping[str, Account] = MappingProxyType({})  # by component, as published
     said: Mapping[str, Mapping[str, Any]] = MappingProxyType({})  # as the supervisor describes them
 
@@ -138,6 +140,7 @@ def gather(
         scope.user,
         len(views),
         Spool(scope.paths.spool).count(),
+        is_full(scope.paths.public),
         accounts=accounts,
         said={str(each.get("component")): each for each in get_objects(answer, "workers")},
     )

@@ -156,6 +156,9 @@ class Store(Protocol):
     def publish_all(self) -> None:
         """Publish every document of the ledger, also those that a kill after a commit left out."""
 
+    def keep_room(self, wanted: int) -> None:
+        """Keep so many bytes for commits on a disk that others fill. A server's is not ours."""
+
     def close(self) -> None:
         """Close files and connections; closing twice is fine."""
 

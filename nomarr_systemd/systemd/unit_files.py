@@ -157,9 +157,9 @@ def render_files(config: Config, paths: Paths, *, libexec: str = LIBEXEC) -> dic
             component = Component(pool.name, number)
             files[dropin_of(component)] = text.replace(_COMPONENT_ID, component.component_id)
     files[f"{TARGET}.d/{DROPIN}"] = render_target(config)
-    addresses = find_addresses(config.store.url)
-    if not paths.user and addresses is not None:
+    if not paths.user:
         template = templates.get_template("network.conf.j2")
+        addresses = find_addresses(config.store.url)
         limited = template.render(mark=_MARK_LINE, addresses=addresses)
         files |= {f"{unit}.d/{DROPIN}": limited for unit in STORE_USERS}
     if paths.user:

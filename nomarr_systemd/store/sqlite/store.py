@@ -218,8 +218,11 @@ class SqliteStore:
         if self._publisher is not None:
             self._publisher.publish_all(self.find)
 
+    def keep_room(self, wanted: int) -> None:
+        self._file.keep_room(wanted)
+
     def close(self) -> None:
-        self._file.close()
+        self._file.finish()
 
     def _write(self, sql: str, *values: object) -> int:
         return self._file.run(lambda db: db.execute(sql, values).rowcount)
