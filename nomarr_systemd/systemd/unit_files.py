@@ -33,7 +33,9 @@ STORE_USERS: Final = (
     "nomarr-supervisor.service",
 )
 _MAX_COMPLAINTS: Final = 20
-_COMPONENT_ID: Final = "\0component\0"  # in the text of a pool; no setting can have it
+# In the text of a pool; no setting can have them.
+_COMPONENT_ID: Final = "\0component\0"
+_SLICE: Final = "\0slice\0"
 
 # Directives of [Unit]; all others that a pool may set belong to [Service].
 _UNIT_FAMILIES: Final = ("Assert", "Condition", "Job", "Propagates", "StopPropagated")
@@ -155,7 +157,8 @@ def render_files(config: Config, paths: Paths, *, libexec: str = LIBEXEC) -> dic
         text = _render_dropin(templates, config, pool, libexec)
         for number in range(pool.workers):
             component = Component(pool.name, number)
-            files[dropin_of(component)] = text.replace(_COMPONENT_ID, component.component_id)
+            own = text.replace(_COMPONENT_ID, component.component_id)
+            files[dropin_of(component)] = own.replace(_SLICE, component.slice)
     files[f"{TARGET}.d/{DROPIN}"] = render_target(config)
     addresses = find_addresses(config.store.url)
     if not paths.user and addresses is not None:
@@ -265,7 +268,7 @@ def dropin_of(component: Component) -> str:
 
 
 def _render_dropin(templates: Environment, config: Config, pool: Pool, libexec: str) -> str:
-    """Return the drop-in of the pool's workers, with _COMPONENT_ID where they differ."""
+    """Return the drop-in of the pool's workers, with _COMPONENT_ID and _SLICE where they differ."""
     if pool.command and any(sign in pool.command[0] for sign in "'\"\\"):
         raise ConfigError(
             f"[pool.{pool.name}] command: systemd runs no program with a quote or a backslash in"
@@ -276,6 +279,7 @@ def _render_dropin(templates: Environment, config: Config, pool: Pool, libexec: 
     return templates.get_template("worker-dropin.conf.j2").render(
         mark=_MARK_LINE,
         component_id=_COMPONENT_ID,
+        slice=_SLICE,
         pool=pool,
         health=pool.health,
         unit=[line for line in lines if _stands_in_unit(line[0])],
