@@ -8,7 +8,7 @@ import json
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from nomarr_systemd.config.store_url import find_addresses
@@ -188,8 +188,7 @@ def plan(config: Config, directory: str, paths: Paths, *, libexec: str = LIBEXEC
             )
         elif there != text:
             change[name] = text
-    orphans = [name for name in _find_ours(directory) if name not in wanted]
-    return Changes(directory, add, change, tuple(orphans))
+    return Changes(directory, add, change, tuple(_find_orphans(directory, wanted)))
 
 
 def install(changes: Changes) -> None:
@@ -363,15 +362,17 @@ def _make_escapes() -> dict[str, str]:
 _ESCAPES: Final = _make_escapes()
 
 
-def _find_ours(directory: str) -> Iterator[str]:
-    """Yield every file that begins with our mark. Masks and other links are not ours."""
+def _find_orphans(directory: str, wanted: Container[str]) -> Iterator[str]:
+    """Yield every other file that begins with our mark. Masks and other links are not ours."""
     try:
         entries = sorted(os.listdir(directory))
     except FileNotFoundError:
         return
     for name in entries:
         path = os.path.join(directory, name)
-        if not name.startswith("nomarr") or os.path.islink(path):
+        if not name.startswith("nomarr") or name in wanted or f"{name}/{DROPIN}" in wanted:
+            continue
+        if os.path.islink(path):
             continue
         ours = f"{name}/{DROPIN}" if os.path.isdir(path) else name
         text = _read(os.path.join(directory, ours))
@@ -381,7 +382,7 @@ def _find_ours(directory: str) -> Iterator[str]:
 
 def _read(path: str) -> str | None:
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()
+        with open(path, "rb", buffering=0) as file:  # of thousands, a text file takes twice as long
+            return file.read().decode("utf-8", "replace")
     except FileNotFoundError:
         return None
