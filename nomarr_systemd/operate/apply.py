@@ -116,7 +116,7 @@ def _sort_out(
             if worker not in masked:
                 without_run[worker] = ""
         elif facts["ActiveState"] in _RUNNING:
-            if unit_files.dropin_of(worker) in changes.change or worker.instance in owed:
+            if changes.is_old(worker) or worker.instance in owed:
                 old.append(worker)
         elif facts["ActiveState"] == "inactive" and facts["LoadState"] != "masked":
             down.append(worker)
@@ -125,7 +125,7 @@ def _sort_out(
     restart = {
         each: runs[each]
         for each in old
-        if unit_files.dropin_of(each) in changes.change or owed[each.instance] == runs[each]
+        if changes.is_old(each) or owed[each.instance] == runs[each]
     }
     idle = {each: runs[each] for each in down} | without_run
     return restart, {each: idle[each] for each in workers if each in idle}

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import tempfile
 from collections.abc import Container, Iterator, Sequence
@@ -36,6 +37,7 @@ _MAX_COMPLAINTS: Final = 20
 # In the text of a pool; no setting can have them.
 _COMPONENT_ID: Final = "\0component\0"
 _SLICE: Final = "\0slice\0"
+_OWN_SLICE: Final = re.compile(r"^Slice=nomarr-.*\n", re.MULTILINE)
 
 # Directives of [Unit]; all others that a pool may set belong to [Service].
 _UNIT_FAMILIES: Final = ("Assert", "Condition", "Job", "Propagates", "StopPropagated")
@@ -85,6 +87,12 @@ class Changes(NamedTuple):
     add: dict[str, str]
     change: dict[str, str]
     remove: tuple[str, ...]
+    moved: frozenset[str] = frozenset()  # those of change that only name another slice
+
+    def is_old(self, component: Component) -> bool:
+        """True if the worker's present run has other settings. A new slice waits for the next."""
+        name = dropin_of(component)
+        return name in self.change and name not in self.moved
 
     def concern(self, unit: str) -> bool:
         """True if the drop-in of this unit is among the files."""
@@ -177,6 +185,7 @@ def plan(config: Config, directory: str, paths: Paths, *, libexec: str = LIBEXEC
     """Return how systemd's ``directory`` differs from the configuration. Changes nothing."""
     wanted = render_files(config, paths, libexec=libexec)
     add, change = {}, {}
+    moved = set()
     for name, text in wanted.items():
         path = os.path.join(directory, name)
         there = _read(path)
@@ -188,7 +197,10 @@ def plan(config: Config, directory: str, paths: Paths, *, libexec: str = LIBEXEC
             )
         elif there != text:
             change[name] = text
-    return Changes(directory, add, change, tuple(_find_orphans(directory, wanted)))
+            if _OWN_SLICE.sub("", there) == _OWN_SLICE.sub("", text):
+                moved.add(name)
+    orphans = tuple(_find_orphans(directory, wanted))
+    return Changes(directory, add, change, orphans, frozenset(moved))
 
 
 def install(changes: Changes) -> None:
