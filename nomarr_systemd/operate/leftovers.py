@@ -23,7 +23,7 @@ UNITS: Final = (f"{UNIT_PREFIX}*{UNIT_SUFFIX}", f"{_RESTART}*")  # loaded units 
 def find_workers(
     directory: str, paths: Paths, loaded: Mapping[str, Mapping[str, str]]
 ) -> set[Component]:
-    """Every worker that left something anywhere, configured or not. ``loaded``: systemd's units of
+    """Return every worker that left something anywhere, configured or not. ``loaded``: systemd's units of
     UNITS; inactive ones are skipped."""
     # Not from the pipes: a process that may write there could add any number of names.
     names = [*_unit_files(directory), *Holds(paths.hold).instances()]
@@ -79,7 +79,7 @@ def _listed(directory: str) -> list[str]:
 
 
 def _worker_of(name: str) -> Component | None:
-    """The worker of a unit, a timer or a file."""
+    """Return the worker of a unit, a timer or a file."""
     if name.startswith(_RESTART):
         name = name.removeprefix(_RESTART).removesuffix(".timer").removesuffix(UNIT_SUFFIX)
     elif "@" in name and not name.startswith(UNIT_PREFIX):
