@@ -23,8 +23,8 @@ UNITS: Final = (f"{UNIT_PREFIX}*{UNIT_SUFFIX}", f"{_RESTART}*")  # loaded units 
 def find_workers(
     directory: str, paths: Paths, loaded: Mapping[str, Mapping[str, str]]
 ) -> set[Component]:
-    """Return every worker that left something anywhere, configured or not. ``loaded``: systemd's units of
-    UNITS; inactive ones are skipped."""
+    """Return every worker that left something anywhere, configured or not. ``loaded``: systemd's
+    units of UNITS; inactive ones are skipped."""
     # Not from the pipes: a process that may write there could add any number of names.
     names = [*_unit_files(directory), *Holds(paths.hold).instances()]
     names += [name for name, facts in loaded.items() if facts["ActiveState"] != "inactive"]
