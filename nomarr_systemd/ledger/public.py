@@ -41,6 +41,8 @@ INCIDENTS: Final = "incidents.json"
 PATIENCE_S: Final = 2.0
 # What needs no quoting in a unit's file.
 _PLAIN: Final = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789 -")
+_PAST_BYTES: Final = 256  # of the file of each worker, always
+_MAX_PAST: Final = 200
 _PAGE: Final = 50  # accounts that are read at once
 Read = Callable[[list[str]], Mapping[str, str]]
 MAX_BYTES: Final = 512 << 10  # a full ring has 30 kB, and 460 kB with the longest texts
@@ -180,12 +182,11 @@ class Publisher:
         if not line:
             remove(path)
             return
-        content = f'NOMARR_PAST="{line}"\n'
-        with contextlib.suppress(OSError), open(path, encoding="ascii", errors="replace") as file:
-            if file.read(len(content) + 1) == content:
-                return
+        content = f'NOMARR_PAST="{line[:_MAX_PAST]}"'.ljust(_PAST_BYTES - 1).encode() + b"\n"
+        if _overwrite(path, content):
+            return
         os.makedirs(self._past, 0o700, exist_ok=True)
-        with open(f"{path}.new", "w", encoding="ascii", opener=_open_private) as file:
+        with open(f"{path}.new", "wb", opener=_open_private) as file:
             file.write(content)
         os.rename(f"{path}.new", path)
 
@@ -220,7 +221,7 @@ class Publisher:
 
 def describe_past(text: str) -> str:
     """A worker's restarts and its last crash in a few words; empty if it has none."""
-    account = as_object(decode(text.encode()))
+    account = as_object(decode(text))
     restarts = get_int(account, "restart_count", 0)
     last = ""
     for row in reversed(get_list(account, "records", [])):
@@ -234,6 +235,22 @@ def describe_past(text: str) -> str:
             last = f"last crash {word} at {when}"
             break
     return f"{count(restarts, 'restart')}, {last}" if last else ""
+
+
+def _overwrite(path: str, content: bytes) -> bool:
+    """Write to a file that has as many bytes; False if there is none. A file of one sector is old
+    or new after a power cut, and no rename makes the next commit wait for its data."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        before = os.pread(fd, len(content) + 1, 0)
+        if len(before) != len(content):
+            return False
+        return before == content or os.pwrite(fd, content, 0) == len(content)
+    finally:
+        os.close(fd)
 
 
 def _open_private(path: str, flags: int) -> int:
