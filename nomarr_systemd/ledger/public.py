@@ -12,9 +12,8 @@ import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from time import gmtime, strftime
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
-from nomarr_systemd.config.values import StoreSettings
 from nomarr_systemd.core.account import Account
 from nomarr_systemd.core.errors import BadName, StoreError, StoreUnavailable
 from nomarr_systemd.core.ids import Component, parse_component
@@ -33,8 +32,10 @@ from nomarr_systemd.core.text import clean_all, count, one_line
 from nomarr_systemd.host.files import locked, remove
 from nomarr_systemd.host.layout import JOIN
 from nomarr_systemd.ledger.documents import read_account, read_past_incident
-from nomarr_systemd.store.open import open_store
-from nomarr_systemd.store.protocol import POLICY_LEDGER, Doc, Store, encode
+
+if TYPE_CHECKING:
+    from nomarr_systemd.config.values import StoreSettings
+    from nomarr_systemd.store.protocol import Doc, Store
 
 SUFFIX: Final = ".json"
 INCIDENTS: Final = "incidents.json"
@@ -105,8 +106,10 @@ class Publisher:
     def publish_all(self, find: Callable[..., list[Doc]]) -> None:
         """Publish every account of this host that ``find`` finds, and remove all other files: what
         a kill or a removal left. Raises what ``find`` raises."""
+        from nomarr_systemd.store.protocol import POLICY_LEDGER, encode  # readers do without
+
         kept: set[str] = set()
-        after, page = "", [Doc()]
+        after, page = "", [dict[str, Any]()]
         where = {"host": self._host}
         self.error = None
         try:
@@ -128,6 +131,8 @@ class Publisher:
         is no file until there was an incident."""
         if not incidents and not os.path.lexists(os.path.join(self.directory, INCIDENTS)):
             return
+        from nomarr_systemd.store.protocol import encode
+
         rows: list[str] = []
         left = MAX_BYTES - 100
         for incident in reversed(incidents):
@@ -259,6 +264,8 @@ def _open_private(path: str, flags: int) -> int:
 
 def open_policy_store(settings: StoreSettings, publisher: Publisher) -> Store:
     """The policy domain's store, which has its ledger published."""
+    from nomarr_systemd.store.open import open_store
+
     return open_store(
         settings.url,
         "policy",
