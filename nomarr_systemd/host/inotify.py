@@ -21,7 +21,7 @@ class DirectoryWatch:
     """Reports which names in directories were added, removed or replaced. ``fd`` is for poll()."""
 
     def __init__(self, *directories: str) -> None:
-        """OSError if one of the directories cannot be watched."""
+        """Watch the directories; OSError if one of them cannot be watched."""
         import ctypes  # slow to import, and most programs that know of this class never watch
 
         libc = ctypes.CDLL(None, use_errno=True)
@@ -38,7 +38,8 @@ class DirectoryWatch:
             self._directories[mark] = directory
 
     def read(self) -> set[str] | None:
-        """The names that changed since the last call, or None if some were lost: then check all.
+        """Return the names that changed since the last call, or None if some were lost: then check
+        all.
 
         FileNotFoundError when a directory itself is gone.
         """

@@ -368,4 +368,4 @@ def _decode(content: bytes, component: Component) -> Account:
 
 
 def _say_closed(path: str) -> str:
-    return f"The ledger's records are not for this user to read ({path}): {JOIN}"
+    return f"This user may not read the ledger's records ({path}): {JOIN}"

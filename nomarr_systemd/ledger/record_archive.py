@@ -13,7 +13,7 @@ from nomarr_systemd.core.errors import BadName, KeyExists, StaleRevision
 from nomarr_systemd.core.ids import Component, parse_component
 from nomarr_systemd.core.ledger_record import Record
 from nomarr_systemd.ledger.public import SUFFIX, read_published
-from nomarr_systemd.store.protocol import Doc, Store, hosted
+from nomarr_systemd.store.protocol import Doc, Store, hosted, put
 
 ARCHIVE: Final = "stats"
 _CHUNK_MS: Final = 30 * 86_400_000
@@ -77,10 +77,7 @@ def _archive(store: Store, directory: str, component: Component, host: str) -> N
             continue
         doc["rows"] = merged
         try:
-            if "_rev" in doc:
-                store.replace(ARCHIVE, doc)
-            else:
-                store.insert(ARCHIVE, doc)
+            put(store, ARCHIVE, doc)
         except (StaleRevision, KeyExists):
             continue
 

@@ -44,7 +44,7 @@ class Fleet(NamedTuple):
     is_cut: bool  # there are more hosts than MAX_HOSTS
 
     def find(self, name: str) -> HostView:
-        """The host of this name or id, or NoSuchHost."""
+        """Return the host of this name or id, or NoSuchHost."""
         for each in self.hosts:
             if name in (each.name, each.host):
                 return each
@@ -55,15 +55,15 @@ class Fleet(NamedTuple):
 
 
 def split_place(text: str) -> tuple[Component | None, str]:
-    """The worker and the host in ``tag-0@beta``; no worker in ``beta``. BadName if the worker is
-    none."""
+    """Return the worker and the host in ``tag-0@beta``; no worker in ``beta``. BadName if the
+    text before the @ names no worker."""
     prefix = UNIT_PREFIX if text.startswith(UNIT_PREFIX) else ""
     worker, at, host = text.removeprefix(prefix).rpartition("@")
     return (parse_component(prefix + worker), host) if at else (None, text)
 
 
 def read_fleet(scope: Scope, config: Config) -> Fleet:
-    """All hosts; NomarrError if the store is for one host, or nobody answers."""
+    """Return all hosts; NomarrError if the store is for one host, or does not answer."""
     host = host_of(config.store)
     if not host:
         raise NomarrError(
@@ -79,7 +79,7 @@ def read_fleet(scope: Scope, config: Config) -> Fleet:
 
 
 def parse_fleet(answer: Mapping[str, Any]) -> Fleet:
-    """The fleet in the supervisor's answer, which is untrusted."""
+    """Return the fleet in the supervisor's answer, which is untrusted."""
     now_ms, mine = answer.get("now_ms"), answer.get("host")
     now_ms = now_ms if type(now_ms) is int else 0
     docs = [each for each in get_objects(answer, "hosts") if isinstance(each.get("_key"), str)]
@@ -90,7 +90,7 @@ def parse_fleet(answer: Mapping[str, Any]) -> Fleet:
 def read_records(
     scope: Scope, config: Config, host: str, worker: Component, since_ms: int = 0
 ) -> list[Record]:
-    """The archived records of a worker of any host, oldest first."""
+    """Return the archived records of a worker of any host, oldest first."""
     name = worker.component_id
 
     def read(store: Store) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from nomarr_systemd.store.protocol import POLICY_LEDGER, Publisher
 
 
 class Publication:
-    """``read`` returns the JSON of those of the documents that exist."""
+    """Publishes what a store has written. ``read`` returns the JSON of documents that exist."""
 
     def __init__(
         self, publisher: Publisher | None, read: Callable[[list[str]], Mapping[str, str]]

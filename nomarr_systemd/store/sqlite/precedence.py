@@ -1,7 +1,7 @@
 """Precedence to begin a transaction on a SQLite file that many processes write.
 
-SQLite lets whoever asks first after a commit begin the next transaction, and that is nearly always
-the process that has just committed. That is fast, but others may starve. So one that has waited for
+SQLite lets the process that asks first after a commit begin the next transaction: nearly always the
+one that has just committed. That is fast, but others may starve. So one that has waited for
 long locks a file beside the database, and all others wait until it has begun.
 """
 
@@ -20,8 +20,8 @@ _RETRY_S: Final = 0.001
 
 
 class Precedence:
-    """The lock beside one database. It makes no promise: whoever has waited until ``deadline`` (by
-    ``time.monotonic``), or may not use the file, goes on, as SQLite's own lock is what counts."""
+    """The lock beside one database. It is advisory: a process that has waited until ``deadline``
+    (by ``time.monotonic``), or may not use the file, continues: only SQLite's own lock counts."""
 
     def __init__(self, path: str) -> None:
         self._path = path
