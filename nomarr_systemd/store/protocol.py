@@ -278,7 +278,7 @@ def decode(text: object, depth: int = MAX_DEPTH) -> Doc:
         raise ValueError("it is not an object")
     if text.count("[") + text.count("{") > depth and is_deep(doc, depth):
         raise ValueError("it is nested too deeply")
-    if _SURROGATE.search(text):  # half of a pair cannot be encoded
+    if "\\" in text and _SURROGATE.search(text):  # half of a pair cannot be encoded
         json.dumps(doc, ensure_ascii=False).encode()
     return doc
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from nomarr_systemd.controller.main import RESTING
 from tests.support.installed import WORKERS, write
 from tests.support.machine import STATE, Machine, unit_of
 
@@ -295,10 +296,11 @@ def test_the_cure_of_doctor_works(machine: Machine, deb: Path, text: str, comman
     machine.wait_until_running(PYTHON, SHELL)
     machine.wait_for(lambda: not examine(machine), "doctor is content")
     # A controller that is still at work would publish again, which mends these by itself.
-    resting = ("nomarr-controller.service", "nomarr-reconcile-soon.timer")
-    for unit in resting if "/public" in command else ():
+    rests = {"nomarr-controller.service": ("StatusText", RESTING)}
+    rests["nomarr-reconcile-soon.timer"] = ("ActiveState", "inactive")
+    for unit, (name, value) in rests.items() if "/public" in command else ():
         machine.wait_for(
-            lambda unit=unit: machine.get(unit, "ActiveState") == "inactive",  # type: ignore[misc]
+            lambda unit=unit, name=name, value=value: machine.get(unit, name) == value,  # type: ignore[misc]
             f"{unit} has nothing to do",
             timeout_s=180,
         )
