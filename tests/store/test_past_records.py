@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,7 @@ from nomarr_systemd.ledger.shared_archive import (
     read_records,
 )
 from nomarr_systemd.store.protocol import PAST_RECORDS, POLICY_LEDGER, Store
+from nomarr_systemd.store.sqlite.store import SqliteStore
 from tests.support.broken_store import Broken
 from tests.support.incidents import make
 from tests.support.moments import PLAIN, at, death, run
@@ -136,6 +139,32 @@ def test_a_damaged_document_does_not_stop_the_ledger(store: Store) -> None:
         store.replace(PAST_RECORDS, {**doc, "rows": rows})
     book(ledger, range(2 * RING + 1, MANY + 1))
     assert find_kept(store)[-200:] == list(range(MANY - 199, MANY + 1))
+
+
+def test_the_most_that_is_kept_is_small(tmp_path: Path) -> None:
+    """200 workers that have died 5,000 times and more, with their history of health, which is
+    160 MB in a year (docs/security.md), stay under 1 GB."""
+    publisher = Publisher(str(tmp_path / "public"))
+    rules = PLAIN._replace(max_restarts=100, max_lifetime_restarts=0)
+    with closing(SqliteStore(str(tmp_path), "policy", publisher=publisher)) as store:
+        ledger = Ledger(store)
+        for start in range(1, (past_records.KEPT + 6) * MOVED, 500):
+            with store.batch():
+                for number in range(start, start + 500):
+                    died = death(run(number), "signal", -11, 60_000)
+                    ledger.record_failure(died, rules, at=at(number * 70))
+        assert len(store.find(PAST_RECORDS)) == past_records.KEPT
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    size = sum(-(-path.stat().st_size // 4096) * 4096 for path in files)
+    print(f"a worker: {size / 1e6:.2f} MB")
+    assert 200 * size + 160e6 < 1e9
+    begun = time.process_time()
+    account, problem = read_whole(str(tmp_path / "public"), TAG)
+    assert (len(account.records), problem) == (
+        past_records.KEPT * MOVED + len(account.rows[5000:]),
+        "",
+    )
+    print(f"read in {(time.process_time() - begun) * 1e3:.0f} ms of CPU")
 
 
 def list_whole(public: Path) -> list[int]:

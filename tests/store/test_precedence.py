@@ -27,7 +27,8 @@ from nomarr_systemd.store.sqlite.store import SqliteStore
 store = SqliteStore(sys.argv[1], "work", patience_s=60.0)
 for number in range(150):
     with store.batch():
-        store.insert("stats", {"_key": f"a{sys.argv[2]}-{number}", "what": "a", "text": "x" * 60000})
+        key = f"a{sys.argv[2]}-{number}"
+        store.insert("stats", {"_key": key, "what": "a", "text": "x" * 60000})
 store.close()
 """
 
