@@ -40,8 +40,8 @@ def apply(scope: Scope, dry_run: bool, with_diff: bool, yes: bool, as_json: bool
     are restarted only if their own settings changed, after their job. Those that are no longer
     configured are stopped and removed with their history; it asks before it does that, and where
     it cannot ask it refuses, unless you say --yes. If the file has a mistake, nothing is changed.
-    A worker that goes on with its job beyond its stop_timeout_s is not waited for: it is named,
-    and the exit status is 1. If apply is interrupted or leaves something, run it again.
+    A worker that continues its job beyond its stop_timeout_s is not waited for: it is named, and
+    the exit status is 1. If apply is interrupted or leaves something, run it again.
 
     With --dry-run everything is checked as apply would, and the exit status is the same.
     """
@@ -77,7 +77,7 @@ def apply(scope: Scope, dry_run: bool, with_diff: bool, yes: bool, as_json: bool
 
 
 def _confirm(gone: list[Component], as_json: bool) -> None:
-    """Ask before workers are removed; refuse where nobody can be asked."""
+    """Ask before workers are removed; refuse if there is no terminal to ask on."""
     what = f"{count(len(gone))} would be stopped and removed with their history: {_name(gone)}"
     if as_json or not sys.stdin.isatty():
         raise NomarrError(what, hint="say --yes if that is meant; nothing was changed")
@@ -112,7 +112,7 @@ def _to_json(plan: Plan, dry_run: bool) -> dict[str, Any]:
 
 
 def _settings(plan: Plan) -> list[Change]:
-    """The settings that change; none before the first apply, when all of them do."""
+    """Return the settings that change; none before the first apply, when all of them do."""
     return compare(plan.before, plan.config) if plan.before else []
 
 
@@ -145,7 +145,7 @@ def _draw_change(change: Change) -> str:
 
 
 def _spell(value: object) -> str:
-    """A value as it is written in nomarr.toml."""
+    """Return a value as it is written in nomarr.toml."""
     match value:
         case None | "" | ():
             return "not set"
@@ -177,7 +177,7 @@ def _name(workers: list[Component]) -> str:
 
 
 def _draw_diffs(plan: Plan) -> Iterator[str]:
-    """How files change; of the workers of a pool, which differ in their number, the first."""
+    """Yield how files change; of the workers of a pool, which differ in their number, the first."""
     changes = plan.changes
     for sign, colour, names in (
         ("+", "green", list(changes.add)),
@@ -193,7 +193,7 @@ def _draw_diffs(plan: Plan) -> Iterator[str]:
 
 
 def _fold(names: list[str]) -> Iterator[tuple[str, str]]:
-    """The first name of each pool, with how many more there are; the others by themselves."""
+    """Yield the first name of each pool, with how many more there are; the others by themselves."""
     pools: dict[str, list[str]] = {}
     for name in names:
         try:

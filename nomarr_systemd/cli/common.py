@@ -34,7 +34,7 @@ def note_difference(scope: Scope, differs: bool | None) -> None:
 
 
 def need_view(scope: Scope) -> None:
-    """NotPermitted unless this user may read the ledger's records: without them, every answer
+    """Raise NotPermitted unless this user may read the ledger's records: without them, every answer
     would be a guess."""
     from nomarr_systemd.ledger.public import list_published
 
@@ -44,7 +44,7 @@ def need_view(scope: Scope) -> None:
 
 
 def printable(text: str) -> str:
-    """The text without control characters, except for its line breaks."""
+    """Return the text without control characters, except for its line breaks."""
     return "\n".join(escape(line) for line in text.split("\n"))
 
 
@@ -67,16 +67,21 @@ def warn(text: str, hint: str = "") -> None:
         click.echo(f"hint: {printable(hint)}", err=True)
 
 
+def find_scope(ctx: click.Context) -> Scope:
+    """The installation that the command line names, which a shell completes."""
+    given = ctx.find_root().params
+    user = bool(given.get("user")) or "--user" in os.environ.get("COMP_WORDS", "").split()
+    return make_scope(given.get("config_file"), user=user)
+
+
 def complete(
     ctx: click.Context, _parameter: click.Parameter, incomplete: str, *, pools: bool = True
 ) -> list[Any]:
-    """Names of configured workers and pools; none if they cannot be read."""
+    """Return names of configured workers and pools; none if they cannot be read."""
     from click.shell_completion import CompletionItem
 
-    given = ctx.find_root().params
-    user = bool(given.get("user")) or "--user" in os.environ.get("COMP_WORDS", "").split()
     try:
-        config = make_scope(given.get("config_file"), user=user).read_in_force()
+        config = find_scope(ctx).read_in_force()
     except (NomarrError, OSError):
         return []
     found = [CompletionItem(worker.instance) for worker in config.components()]
@@ -91,12 +96,12 @@ def complete(
 
 
 def complete_worker(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:
-    """Names of workers only."""
+    """Return names of workers only."""
     return complete(ctx, parameter, incomplete, pools=False)
 
 
 def complete_run(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[Any]:
-    """Runs of the worker that is named on the command line, newest first."""
+    """Return the runs of the worker that is named on the command line, newest first."""
     from click.shell_completion import CompletionItem
 
     from nomarr_systemd.core.ids import parse_component
@@ -104,8 +109,7 @@ def complete_run(ctx: click.Context, _parameter: click.Parameter, incomplete: st
 
     try:
         worker = parse_component(str(ctx.params.get("component") or ""))
-        scope = make_scope(None, user=bool(ctx.find_root().params.get("user")))
-        records = read_published(scope.paths.public, worker).account.records
+        records = read_published(find_scope(ctx).paths.public, worker).account.records
     except (NomarrError, OSError):
         return []
     runs = dict.fromkeys(each.invocation.partition("#")[0] for each in reversed(records))
@@ -113,7 +117,7 @@ def complete_run(ctx: click.Context, _parameter: click.Parameter, incomplete: st
 
 
 def complete_pool(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:
-    """Names of pools only."""
+    """Return names of pools only."""
     found = complete(ctx, parameter, incomplete)
     return [item for item in found if item.help]
 
@@ -127,8 +131,20 @@ def json_option(function: Command) -> Command:
     )
 
 
+def limit_option(function: Command) -> Command:
+    decorate = click.option(
+        "--limit",
+        type=click.IntRange(1),
+        default=50,
+        show_default=True,
+        metavar="N",
+        help="Show at most N records: the newest ones.",
+    )
+    return decorate(function)
+
+
 def names_argument(function: Command) -> Command:
-    """Any number of POOL or COMPONENT; none means all."""
+    """Add an argument of any number of POOL or COMPONENT; none means all."""
     decorate = click.argument(
         "names", nargs=-1, metavar="[POOL|COMPONENT]...", shell_complete=complete
     )

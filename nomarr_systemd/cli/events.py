@@ -71,7 +71,7 @@ def events(scope: Scope, follow: bool, topics: tuple[str, ...], lines: int, as_j
             _show(_as_event(entry), patterns, as_json=as_json)
         if journal.is_there and not (follow or topics or as_json):
             if not past:
-                click.echo("No decisions are in the journal. What is now: nomarrctl status")
+                click.echo("No decisions are in the journal. The present state: nomarrctl status")
             return 0
         expected = None if follow else _list_topics(scope, patterns)
         try:
@@ -98,7 +98,7 @@ def _say_alone(reason: str) -> None:
 
 
 def _list_topics(scope: Scope, patterns: Patterns) -> set[str]:
-    """The topics of these patterns for which the supervisor sends a snapshot first."""
+    """Return the topics of these patterns for which the supervisor sends a snapshot first."""
     names = parse_workers(client.ask(scope.paths.live, {"op": "snapshot"})) or {}
     topics = {f"{name}:{what}" for name in names for what in ("status", "frames")}
     return {topic for topic in (*topics, "system:health") if patterns.match(topic)}
@@ -181,7 +181,7 @@ def describe(event: dict[str, Any]) -> str:
 
 
 def _describe_outcome(outcome: dict[str, Any]) -> str:
-    """What became of the jobs of a worker that died, and of its pool."""
+    """Return what became of the jobs of a worker that died, and of its pool."""
     jobs = get_objects(outcome, "settled")
     parts = [f"{each.get('path')} is {each.get('status')}" for each in jobs]
     if outcome.get("fail_pool"):

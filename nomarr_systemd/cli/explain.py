@@ -85,7 +85,7 @@ def to_json(each: Explanation) -> dict[str, Any]:
     }
 
 
-def draw(each: Explanation, width: int) -> Iterator[str]:
+def draw(each: Explanation, width: int, ours: str) -> Iterator[str]:
     rules, used = each.rules, len(each.inside)
     within = describe_ms(each.window_ms)
     limit = f" of {rules.max_lifetime_restarts}" if rules.max_lifetime_restarts else ""
@@ -93,7 +93,7 @@ def draw(each: Explanation, width: int) -> Iterator[str]:
     if each.account.failure_reason:
         text = f"It has failed for good: {one_line(each.account.failure_reason, 200)}."
         yield click.style(text, fg="red")
-        yield f"When mended: nomarrctl reset --start {each.worker.instance}"
+        yield f"When mended: {ours} reset --start {each.worker.instance}"
     yield (
         f"{used} of {count(rules.max_restarts, 'restart')} within {within} are used,"
         f" {each.lifetime_used}{limit} in all."

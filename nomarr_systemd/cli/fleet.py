@@ -11,10 +11,17 @@ from typing import Any, Final, NamedTuple
 
 import click
 
-from nomarr_systemd.cli.common import FAILED, NOT_RUNNING, echo_json, examples, json_option
+from nomarr_systemd.cli.common import (
+    FAILED,
+    NOT_RUNNING,
+    echo_json,
+    examples,
+    json_option,
+    limit_option,
+)
 from nomarr_systemd.cli.history import Line, draw_records, is_since, show_line, tell
 from nomarr_systemd.cli.since import parse_since, since_option
-from nomarr_systemd.cli.table import Table, fit, width_of_terminal
+from nomarr_systemd.cli.table import Table, brief, fit, width_of_terminal
 from nomarr_systemd.core.death import recall
 from nomarr_systemd.core.ids import Component
 from nomarr_systemd.core.ledger_record import DECISIONS, Record
@@ -116,14 +123,7 @@ def why(ctx: click.Context, place: str, as_json: bool) -> int:
 )
 @click.argument("place", required=False, metavar="[HOST|WORKER@HOST]")
 @since_option
-@click.option(
-    "--limit",
-    type=click.IntRange(1),
-    default=50,
-    show_default=True,
-    help="Show at most N records: the newest ones.",
-    metavar="N",
-)
+@limit_option
 @json_option
 @click.pass_obj
 def history(scope: Scope, place: str | None, since: str | None, limit: int, as_json: bool) -> None:
@@ -131,7 +131,7 @@ def history(scope: Scope, place: str | None, since: str | None, limit: int, as_j
     WORKER@HOST all that is on record.
 
     A host's last twenty deaths are shown, one for each worker. The last 5,000 records of each
-    worker and the last 500 incidents of each host are kept, and come within a minute.
+    worker and the last 500 incidents of each host are kept, and shown within a minute.
     """
     from nomarr_systemd.postmortem.report import incident_to_json, record_to_json
 
@@ -196,7 +196,7 @@ def history(scope: Scope, place: str | None, since: str | None, limit: int, as_j
 def events(scope: Scope, follow: bool, lines: int, as_json: bool) -> None:
     """Show the last deaths on all hosts and, with --follow, deaths, and hosts that come and go.
 
-    Hosts tell with the renewal of their leases, so an event is seconds old when it is shown.
+    Hosts report when they renew their leases, so an event is seconds old when it is shown.
     """
     config = scope.read_in_force()
     fleet = read_fleet(scope, config)
@@ -211,7 +211,7 @@ def events(scope: Scope, follow: bool, lines: int, as_json: bool) -> None:
 
 
 def find_news(before: Fleet, after: Fleet) -> Iterator[Death | HostView]:
-    """What happened between two looks: deaths, and hosts whose state is another one."""
+    """Yield what happened between two looks: deaths, and hosts whose state has changed."""
     states = {each.host: each.state for each in before.hosts}
     known = {(each.host.host, each.crash) for each in _deaths(before)}
     for host in after.hosts:
@@ -230,7 +230,7 @@ def _find_place(fleet: Fleet, place: str) -> tuple[Component, HostView]:
 
 
 def _deaths(fleet: Fleet) -> list[Death]:
-    """The last deaths on all hosts, oldest first."""
+    """Return the last deaths on all hosts, oldest first."""
     found = [Death(host, crash) for host in fleet.hosts for crash in host.crashes]
     return sorted(found, key=lambda each: (each.crash.wall_ms, each.host.host, each.crash))
 
@@ -297,12 +297,12 @@ def _row(host: HostView, fleet: Fleet) -> tuple[str, ...]:
     if unwell > 3:
         trouble += f" and {unwell - 3} more"
     last = host.crashes[0] if host.crashes else None
-    ago = f"{last.worker} {_brief(fleet.now_ms - last.wall_ms)} ago" if last else "-"
+    ago = f"{last.worker} {brief(fleet.now_ms - last.wall_ms)} ago" if last else "-"
     own = " (this host)" if host.host == fleet.mine else ""
     return (
         host.name + own,
         state,
-        f"{_brief(host.age_ms)} ago",
+        f"{brief(host.age_ms)} ago",
         str(sum(counts.values())),
         str(counts.get("healthy", 0)),
         trouble or "-",
@@ -329,7 +329,7 @@ def _tell(
 ) -> Iterator[str]:
     from nomarr_systemd.postmortem.moments import show_moment
 
-    now = _status_of(host, worker) or "well, or not a worker of it"
+    now = _status_of(host, worker) or "not in trouble, or not a worker of this host"
     seen = f"{host.state}, seen {describe_ms(host.age_ms)} ago"
     yield f"{worker.component_id} on {host.name} ({seen}): {now}"
     if last is not None:
@@ -347,10 +347,5 @@ def _tell(
 
 
 def _status_of(host: HostView, worker: Component) -> str:
-    """Its status, if it is not well."""
+    """Return the worker's status if it is in trouble; else an empty text."""
     return dict(host.trouble).get(worker.instance, "")
-
-
-def _brief(ms: int) -> str:
-    """A duration in one unit, to fit a column."""
-    return " ".join(describe_ms(max(0, ms) // 1000 * 1000).split()[:2])

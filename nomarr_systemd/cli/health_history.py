@@ -16,7 +16,7 @@ from nomarr_systemd.core.ledger_record import Record
 from nomarr_systemd.host import clock
 from nomarr_systemd.host.layout import Paths
 from nomarr_systemd.ledger import health_series
-from nomarr_systemd.ledger.health_series import LETTERS, Bucket
+from nomarr_systemd.ledger.health_series import STATUS_OF, Bucket
 from nomarr_systemd.live import client
 from nomarr_systemd.live.protocol import HISTORY
 
@@ -26,7 +26,6 @@ _WAIT_S: Final = 5.0
 _ROWS: Final = 4
 _BLOCKS: Final = " ▁▂▃▄▅▆▇█"
 _COLOURS: Final = {"h": "green", "s": "blue", "r": "blue", "u": "yellow", "c": "red", "f": "red"}
-_WORDS: Final = {letter: word for word, letter in LETTERS.items()}
 
 
 def show(paths: Paths, worker: Component, since_ms: int | None, *, as_json: bool) -> None:
@@ -64,8 +63,8 @@ def draw(
     buckets: list[Bucket],
     records: list[Record],
 ) -> Iterator[str]:
-    """A column for each step: how much of it the worker was healthy, in the colour of its worst
-    status; marks above for deaths."""
+    """Yield a column for each step: how much of it the worker was healthy, in the colour of its
+    worst status; marks above for deaths."""
     step_ms = health_series.choose_step(since_ms, until_ms, points)
     first = since_ms // step_ms
     width = until_ms // step_ms - first + 1
@@ -103,7 +102,7 @@ def _sum(buckets: list[Bucket], deaths: int) -> str:
             counts[letter] = counts.get(letter, 0) + count
     total = sum(counts.values())
     parts = [
-        f"{_WORDS[letter]} {100 * count / total:.1f} %"
+        f"{STATUS_OF[letter]} {100 * count / total:.1f} %"
         for letter, count in sorted(counts.items(), key=lambda item: -item[1])
     ]
     return f"{', '.join(parts)}; {deaths} deaths (▼), {sum(b.runs for b in buckets)} new runs"
@@ -125,15 +124,5 @@ def _to_json(
         "since_ms": since_ms,
         "until_ms": until_ms,
         "step_ms": health_series.choose_step(since_ms, until_ms, points),
-        "health": [
-            {
-                "at_ms": each.start_ms,
-                "states": {_WORDS[letter]: count for letter, count in each.counts.items()},
-                "worst": _WORDS[each.worst],
-                "runs": each.runs,
-                "misses": each.misses,
-                "drops": each.drops,
-            }
-            for each in buckets
-        ],
+        "health": [each.to_json() for each in buckets],
     }

@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 
 import click
 
-from nomarr_systemd.cli.common import complete, echo_json, need_view, printable
+from nomarr_systemd.cli.common import complete, echo_json, limit_option, need_view, printable
 from nomarr_systemd.cli.since import parse_since, since_option
 from nomarr_systemd.cli.table import Table, width_of_terminal
 from nomarr_systemd.core.death import name_signal, recall
@@ -35,7 +35,7 @@ class Item(NamedTuple):
 
 
 class Line(NamedTuple):
-    """What is told between the records."""
+    """A line between the records, about an incident."""
 
     wall_ms: int
     text: str
@@ -44,14 +44,7 @@ class Line(NamedTuple):
 @click.command()
 @click.argument("component", required=False, metavar="[COMPONENT|POOL]", shell_complete=complete)
 @since_option
-@click.option(
-    "--limit",
-    type=click.IntRange(1),
-    default=50,
-    show_default=True,
-    help="Show at most N records: the newest ones.",
-    metavar="N",
-)
+@limit_option
 @click.option(
     "--health",
     is_flag=True,
@@ -135,7 +128,7 @@ def history(
 def _find_incidents(
     scope: Scope, workers: list[Component] | None, notes: list[str]
 ) -> list[Incident]:
-    """The incidents in which one of these workers died, or all; oldest first."""
+    """Return the incidents in which one of these workers died, or all; oldest first."""
     found, problem = read_incidents(scope.paths.public)
     notes += [problem] if problem else []
     if workers is None:
@@ -150,7 +143,7 @@ def is_since(incident: Incident, since_ms: int) -> bool:
 
 
 def tell(incident: Incident, host: str = "") -> Iterator[Line]:
-    """What is told of an incident, of that host: its beginning, and its end."""
+    """Yield the lines about an incident, of that host: its beginning, and its end."""
     pool = f"{incident.pool}@{host}" if host else incident.pool
     first = incident.tried[0] if incident.tried else incident.canary
     died = f"{count(len(incident.members))} of {pool} died alike"
@@ -223,7 +216,7 @@ def _cells(name: str, record: Record) -> Iterator[str]:
 
 
 def _name_death(record: Record) -> str:
-    """A death in one or two words."""
+    """Return a death in one or two words."""
     if record.kind in ("signal", "core-dump") and record.code < 0:
         dumped = ", core" if record.kind == "core-dump" else ""
         return f"SIG{name_signal(-record.code)}{dumped}"

@@ -70,12 +70,12 @@ def _wait_option(what: str) -> Callable[[Any], Any]:
 
 
 @job.command()
-@_wait_option("Wait so long for a job.")
+@_wait_option("Wait up to SECONDS for a job.")
 @click.option("--path", "path_only", is_flag=True, help="Print the job's path instead of JSON.")
 def take(wait_s: float, path_only: bool) -> int | None:
     """Take the first job of the pool's queue and print it.
 
-    JSON on one line: id, path, attempts (1: nobody has begun it before) and, if the path is not
+    JSON on one line: id, path, attempts (1: it was never begun before) and, if the path is not
     UTF-8, raw: its bytes in base64. If this run has a job in hand already, that one is printed
     again.
     """
@@ -100,7 +100,7 @@ def take(wait_s: float, path_only: bool) -> int | None:
 @job.command()
 @click.option("--result", metavar="JSON", help="The result, as JSON; - reads standard input.")
 @click.option("--text", metavar="TEXT", help="The result, as text.")
-@_wait_option("Try so long if the store is away.")
+@_wait_option("Retry for up to SECONDS if the store is away.")
 def done(result: str | None, text: str | None, wait_s: float) -> None:
     """Record that the job in hand is done; the result is kept with it."""
     if result is not None and text is not None:
@@ -114,7 +114,7 @@ def done(result: str | None, text: str | None, wait_s: float) -> None:
 @job.command()
 @click.argument("message")
 @click.option("--type", "kind", default="JobFailed", metavar="WORD", help="The kind of error.")
-@_wait_option("Try so long if the store is away.")
+@_wait_option("Retry for up to SECONDS if the store is away.")
 def fail(message: str, kind: str, wait_s: float) -> None:
     """Record that the job in hand failed; MESSAGE says why. It is not tried again by itself."""
     error = {"type": kind[:100], "message": message[:2000]}
@@ -122,7 +122,7 @@ def fail(message: str, kind: str, wait_s: float) -> None:
 
 
 @job.command()
-@_wait_option("Try so long if the store is away.")
+@_wait_option("Retry for up to SECONDS if the store is away.")
 def release(wait_s: float) -> None:
     """Put the job in hand back into the queue: it was not done, and that is not its fault."""
     _end(End("pending"), wait_s)
@@ -164,7 +164,8 @@ def _ask(question: Callable[[Claims], _Result], wait_s: float) -> _Result:
 
 
 def _find_run() -> tuple[Any, str, Owner]:
-    """The store's settings, the pool, and the run of the worker that this program belongs to."""
+    """Return the store's settings, the pool, and the run of the worker that this program belongs
+    to."""
     environment = read_environment(os.environ, os.getpid())
     settings, invocation = environment.settings.store, environment.invocation
     if not environment.component_id or not is_run(invocation) or settings is None:

@@ -6,6 +6,7 @@ The store is that of the applied configuration, which the workers use.
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
@@ -16,6 +17,7 @@ import click
 from nomarr_systemd.cli.common import (
     complete_pool,
     echo_json,
+    find_scope,
     json_option,
     note_difference,
     read_applied_and_compare,
@@ -33,6 +35,7 @@ from nomarr_systemd.operate.job_reading import JobReader, StoreReader, read_jobs
 from nomarr_systemd.operate.job_store import open_as_owner
 
 DAY_MS: Final = 86_400_000
+_LOOKED_AT: Final = 500  # jobs of each state, when a shell completes one
 COLOURS: Final = {"done": "green", "error": "red", "quarantined": "magenta", "running": "cyan"}
 
 _pool = click.option(
@@ -41,6 +44,46 @@ _pool = click.option(
     shell_complete=complete_pool,
     help="The pool; not needed if there is only one.",
 )
+_limit = click.option(
+    "--limit",
+    default=50,
+    show_default=True,
+    type=click.IntRange(0),
+    metavar="N",
+    help="List at most N jobs; 0: all.",
+)
+
+
+def _complete_job(
+    ctx: click.Context, _parameter: click.Parameter, incomplete: str, *statuses: Status
+) -> list[str]:
+    """Paths of jobs that are among the first of their pool and in one of these states; none that a
+    shell would have to quote, and none if they cannot be read."""
+    try:
+        scope = find_scope(ctx)
+        config = scope.read_in_force()
+        pool = ctx.params.get("pool")
+        names = [each.name for each in config.pools if pool in (None, each.name)]
+        with read_jobs(scope, config) as reader:
+            found = [
+                str(doc["path"])
+                for name in names
+                for status in statuses or STATUSES
+                for doc in islice(reader.walk(name, status), _LOOKED_AT)
+            ]
+    except (NomarrError, OSError):
+        return []
+    return [each for each in found if each.startswith(incomplete) and shlex.quote(each) == each]
+
+
+def _complete_ended(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    return _complete_job(ctx, parameter, incomplete, "error", "done")
+
+
+def _complete_quarantined(
+    ctx: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[str]:
+    return _complete_job(ctx, parameter, incomplete, "quarantined")
 
 
 @click.group()
@@ -121,14 +164,7 @@ def add(
     multiple=True,
     help="Only jobs in this state (repeatable).",
 )
-@click.option(
-    "--limit",
-    default=50,
-    show_default=True,
-    type=click.IntRange(0),
-    metavar="N",
-    help="List at most N jobs; 0: all.",
-)
+@_limit
 @_pool
 @json_option
 @click.pass_context
@@ -167,7 +203,7 @@ def list_jobs(
 
 
 @jobs.command()
-@click.argument("job")
+@click.argument("job", shell_complete=_complete_job)
 @_pool
 @json_option
 @click.pass_obj
@@ -189,11 +225,12 @@ def show(scope: Scope, job: str, pool: str | None, as_json: bool) -> None:
     for each in job_view.crashes:
         click.echo(f"  killed    {each.component} ({each.cause}) in the run {each.invocation}")
     if job_view.status == "quarantined":
-        click.echo("To let it run again: nomarrctl jobs quarantine release " + job_view.key)
+        release = f"{scope.paths.nomarrctl} jobs quarantine release {job_view.key}"
+        click.echo(f"To let it run again: {release}")
 
 
 @jobs.command()
-@click.argument("names", nargs=-1, metavar="JOB…")
+@click.argument("names", nargs=-1, metavar="JOB…", shell_complete=_complete_ended)
 @click.option("--all", "every", is_flag=True, help="Every job that failed.")
 @_pool
 @json_option
@@ -211,14 +248,7 @@ def quarantine() -> None:
 
 
 @quarantine.command("list")
-@click.option(
-    "--limit",
-    default=50,
-    show_default=True,
-    type=click.IntRange(0),
-    metavar="N",
-    help="List at most N jobs; 0: all.",
-)
+@_limit
 @_pool
 @json_option
 @click.pass_context
@@ -228,7 +258,7 @@ def list_quarantined(ctx: click.Context, limit: int, pool: str | None, as_json: 
 
 
 @quarantine.command("release")
-@click.argument("names", nargs=-1, metavar="JOB…")
+@click.argument("names", nargs=-1, metavar="JOB…", shell_complete=_complete_quarantined)
 @click.option("--all", "every", is_flag=True, help="Every job in quarantine.")
 @_pool
 @json_option
@@ -349,7 +379,7 @@ def _to_json(doc: Doc) -> dict[str, Any]:
 
 
 def _name_hosts(scope: Scope, config: Config) -> dict[str, str]:
-    """The names of the hosts, by their ids."""
+    """Return the names of the hosts, by their ids."""
     from nomarr_systemd.operate.fleet import read_fleet
 
     return {each.host: each.name for each in read_fleet(scope, config).hosts}

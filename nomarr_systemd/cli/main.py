@@ -196,7 +196,7 @@ def show_error(error: NomarrError) -> None:
 
 
 def _drop_output() -> None:
-    """Let the interpreter flush what could not be written to nowhere, instead of complaining."""
+    """Send unwritten output to /dev/null: the interpreter would report an error at its exit."""
     try:
         sys.stdout.flush()
     except OSError:

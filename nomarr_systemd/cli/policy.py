@@ -98,7 +98,7 @@ def explain(scope: Scope, component: str, as_json: bool) -> None:
     if as_json:
         echo_json(to_json(found))
     else:
-        click.echo("\n".join(draw(found, min(80, width_of_terminal()))))
+        click.echo("\n".join(draw(found, min(80, width_of_terminal()), scope.paths.nomarrctl)))
 
 
 @policy.command(

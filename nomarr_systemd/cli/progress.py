@@ -1,4 +1,4 @@
-"""What a verb is waiting for: a line on the terminal, or now and then a line of a log."""
+"""What a verb waits for: a line on the terminal, or a line of a log every ten seconds."""
 
 from __future__ import annotations
 

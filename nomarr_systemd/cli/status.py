@@ -59,7 +59,9 @@ def status(scope: Scope, names: tuple[str, ...], problems: bool, watch: bool, as
 
         pools = {pool.name for pool in config.pools}
         if names and not pools.intersection(names):
-            lines = [line for view in overview.views for line in [*draw_in_full(view), ""]][:-1]
+            ours = scope.paths.nomarrctl
+            drawn = ([*draw_in_full(view, ours), ""] for view in overview.views)
+            lines = [line for each in drawn for line in each][:-1]
         else:
             lines = draw(overview, width_of_terminal(), height_of_terminal())
         click.echo("\n".join(lines))

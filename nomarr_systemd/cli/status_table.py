@@ -7,11 +7,12 @@ from typing import Final
 
 import click
 
-from nomarr_systemd.cli.table import Table, fit
+from nomarr_systemd.cli.table import Table, brief, fit
 from nomarr_systemd.core.job import POOL_FAILED
 from nomarr_systemd.core.ledger_record import crash_word
 from nomarr_systemd.core.text import count, describe_ms, one_line
-from nomarr_systemd.operate.overview import Overview, View, describe_last_chance
+from nomarr_systemd.operate.overview import Overview
+from nomarr_systemd.operate.worker_view import View, describe_last_chance
 
 _WIDE: Final = 120
 _MAX_CELL: Final = 60
@@ -101,7 +102,7 @@ def _heads(wide: bool) -> tuple[str, ...]:
 
 
 def _row(view: View, wide: bool) -> tuple[str, ...]:
-    up = "-" if view.uptime_ms is None else _brief(view.uptime_ms)
+    up = "-" if view.uptime_ms is None else brief(view.uptime_ms)
     limit = f"/{view.lifetime_limit}" if view.lifetime_limit else ""
     known = not view.ledger_problem
     window = f"{view.window_used if known else '?'}/{view.window_limit}"
@@ -112,7 +113,7 @@ def _row(view: View, wide: bool) -> tuple[str, ...]:
         unit = "masked" if view.load == "masked" else view.active
         last = "-"
         if view.last and view.last_age_ms is not None:
-            last = f"{crash_word(view.last)} {_brief(view.last_age_ms)} ago"
+            last = f"{crash_word(view.last)} {brief(view.last_age_ms)} ago"
         health = one_line(view.health, 12) or "-"
         if view.load == "masked" and view.failure_reason:
             health = "failed"  # also if the supervisor was not told yet
@@ -131,15 +132,8 @@ def _next(view: View) -> str:
     if view.held:
         return "held" if _is_held(view) else "resume"
     if view.next_restart_ms is not None:
-        return f"in {_brief(view.next_restart_ms)}"
+        return f"in {brief(view.next_restart_ms)}"
     return "retry" if view.state == "waiting" else "-"
-
-
-def _brief(ms: int) -> str:
-    """A duration in one unit, to fit a column."""
-    if ms < 1000:
-        return "0 s" if ms <= 0 else "1 s"
-    return " ".join(describe_ms(ms // 1000 * 1000).split()[:2])
 
 
 def _count_states(views: Sequence[View]) -> str:
@@ -151,12 +145,12 @@ def _count_states(views: Sequence[View]) -> str:
 
 
 def _is_held(view: View) -> bool:
-    """True if it is held for another reason than a pause."""
+    """Return True if it is held for another reason than a pause."""
     return bool(view.held) and not view.held.startswith("paused")
 
 
 def _notes(views: Sequence[View], width: int) -> Iterator[str]:
-    """Lines for what no column has room for."""
+    """Yield lines for what no column has room for."""
     reasons = dict.fromkeys((view.worker.pool, view.held) for view in views if _is_held(view))
     for pool, why in reasons:
         names = [
@@ -190,8 +184,9 @@ def _notes(views: Sequence[View], width: int) -> Iterator[str]:
             yield click.style(fit(f"{name}: {why}", width), fg="red")
 
 
-def draw_in_full(view: View) -> Iterator[str]:
-    """One worker, as systemctl status shows a unit."""
+def draw_in_full(view: View, ours: str) -> Iterator[str]:
+    """Yield the lines about one worker, as systemctl status shows a unit. ``ours``: the command
+    that people are told."""
     worker = view.worker
     dot = click.style("●", fg=_COLOURS.get(view.state))
     yield f"{dot} {click.style(worker.component_id, bold=True)} - {worker.unit}"
@@ -222,12 +217,12 @@ def draw_in_full(view: View) -> Iterator[str]:
         yield click.style(f"   Failed: {one_line(view.failure_reason, 200)}", fg="red")
         is_pools = view.failure_reason.startswith(POOL_FAILED)
         what = f"--pool {worker.pool}" if is_pools else worker.instance
-        yield f"     Mend: nomarrctl reset --start {what}"
+        yield f"     Mend: {ours} reset --start {what}"
     if view.last and view.last_age_ms is not None:
         ran = "" if view.last.run_ms is None else f" after {describe_ms(view.last.run_ms)}"
         ago = describe_ms(view.last_age_ms)
         yield f"     Last: {crash_word(view.last)}{ran}, {ago} ago; {one_line(view.last.text, 200)}"
-        yield f"      Why: nomarrctl why {worker.instance}"
+        yield f"      Why: {ours} why {worker.instance}"
 
 
 def _draw_counts(view: View) -> Iterator[str]:

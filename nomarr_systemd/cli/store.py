@@ -38,7 +38,7 @@ def copy(scope: Scope, source: str, target: str, while_running: bool, as_json: b
 
     FROM and TO are a directory, written sqlite:///DIRECTORY, or a nomarr.toml whose [store] names
     a server and the files of its passwords. Documents of other hosts stay behind when SQLite is
-    the target. It may be interrupted and run again: it goes on where it was. Nothing is deleted,
+    the target. It may be interrupted and run again: then it continues. Nothing is deleted,
     and nomarr.toml is not changed: point [store] url at the new store afterwards, and apply.
     """
     running = [] if while_running else find_running(scope)

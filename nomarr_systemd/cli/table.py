@@ -12,7 +12,7 @@ from typing import Final
 
 import click
 
-from nomarr_systemd.core.text import one_line
+from nomarr_systemd.core.text import describe_ms, one_line
 
 _PIPED: Final = 1000
 _GAP: Final = "  "
@@ -93,8 +93,15 @@ def fit(text: str, room: int) -> str:
 
 
 def room_of(text: str) -> int:
-    """The columns that a text takes on a terminal."""
+    """Return the columns that a text takes on a terminal."""
     return len(text) if text.isascii() else sum(map(_width, text))
+
+
+def brief(ms: int) -> str:
+    """Return a duration in one unit, to fit a column."""
+    if ms < 1000:
+        return "0 s" if ms <= 0 else "1 s"
+    return " ".join(describe_ms(ms // 1000 * 1000).split()[:2])
 
 
 def width_of_terminal() -> int:

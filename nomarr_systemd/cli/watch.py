@@ -32,7 +32,7 @@ from nomarr_systemd.operate.overview import Memory, Overview, look
 _ENTER: Final = "\x1b[?1049h\x1b[?25l"
 _LEAVE: Final = "\x1b[?25h\x1b[?1049l"
 _SOONEST_S: Final = 0.2  # many events at once are one change of the screen
-_LATEST_S: Final = 1.0  # so that countdowns and uptimes go on
+_LATEST_S: Final = 1.0  # so that countdowns and uptimes advance
 _AGAIN_S: Final = 0.5
 Gather = Callable[[], Overview]
 _TOPICS: Final = ["worker:*:status", "system:health"]
@@ -175,7 +175,7 @@ def _steady(worker: dict[str, object]) -> dict[str, object]:
 
 
 def _size() -> tuple[int, int]:
-    """The terminal's size now: it may have changed."""
+    """Return the terminal's size now: it may have changed."""
     try:
         columns, rows = os.get_terminal_size(sys.stdout.fileno())
     except OSError:

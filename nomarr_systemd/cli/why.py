@@ -78,7 +78,7 @@ def why(scope: Scope, component: str, invocation: str, html: str | None, as_json
     It puts together what systemd, the journal, the ledger and the supervisor know. Of a worker that
     runs and is not well it tells what it does, since when, and its last lines. COMPONENT is
     worker:tag:0, tag-0 or nomarr-worker@tag-0.service; nomarrctl history lists the runs that
-    --invocation can name. For a POOL: a line for each worker, then the death that was last.
+    --invocation can name. For a POOL: a line for each worker, then the report on the last death.
 
     Exit status: 0 when there is an answer, also for a worker that never died; 4 if there is no
     such worker or run.
@@ -102,7 +102,7 @@ def why(scope: Scope, component: str, invocation: str, html: str | None, as_json
 
 
 def _find_newest(everyone: list[Witnesses]) -> Witnesses:
-    """The worker that died last; the first one if none has died."""
+    """Return the worker that died last; the first one if none has died."""
 
     def died_at(witnesses: Witnesses) -> int:
         last = find_last_death(witnesses.account)

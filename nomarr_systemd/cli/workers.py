@@ -42,10 +42,10 @@ def pause(
 ) -> None:
     """Let workers finish their job and stay down, also after a reboot.
 
-    All of them, or those that are named. A pool that is named, and everything without a name, is
-    paused as a whole: workers that nomarrctl apply adds later begin paused, too. Restarts that
-    were due are cancelled; counts stay as they are. nomarrctl resume lets them run again; with
-    --for they are resumed by themselves, also after a reboot.
+    Without names all workers are paused. A named pool, or all of them, is paused as a whole:
+    workers that nomarrctl apply adds later begin paused, too. Restarts that were due are cancelled;
+    counts stay as they are. nomarrctl resume lets them run again; with --for they are resumed by
+    themselves, also after a reboot.
     """
     for_s = None if span is None else parse_duration(span)
     config = scope.read_in_force()

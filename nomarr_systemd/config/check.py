@@ -54,7 +54,7 @@ Table = Mapping[str, Any]
 
 
 class Order(NamedTuple):
-    """Two settings of which the first must not be above the second; strict: must be below."""
+    """Two settings: ``low`` must not be above ``high``; if ``strict``, it must be below."""
 
     low: str
     high: str
@@ -81,7 +81,7 @@ class ConfigChecker:
         self._refused: set[Path] = set()  # faulty tables and values, left out of later checks
 
     def read(self, document: Table) -> Config:
-        """The configuration; valid only if no faults were found."""
+        """Return the configuration; valid only if no faults were found."""
         self._check_keys(document, (), SECTIONS)
         own = self._read_section(document, ("policy",), POLICY)
         policy = Rules(**own)
@@ -237,7 +237,7 @@ class ConfigChecker:
         return tuple(sorted(workers))
 
     def _find_worker(self, instance: str, pools: Sequence[Pool]) -> Component | Fault:
-        """The configured worker that a [worker.INSTANCE] section is for."""
+        """Return the configured worker that a [worker.INSTANCE] section is for."""
         try:
             component = parse_component(instance)
         except BadName:
@@ -307,7 +307,7 @@ class ConfigChecker:
     def _read_values(
         self, table: Table, path: Path, settings: Sequence[Setting], also: Sequence[str] = ()
     ) -> Table:
-        """The good values in a table, by key."""
+        """Return the good values in a table, by key."""
         self._check_keys(table, path, [*(setting.key for setting in settings), *also])
         values = {}
         for setting in settings:

@@ -33,7 +33,7 @@ _SCALAR = re.compile(
 
 
 def map_lines(text: str) -> dict[Path, int]:
-    """The line of every key, table and list item of ``text``, which ``tomllib`` accepted.
+    """Return the line of every key, table and list item of ``text``, which ``tomllib`` accepted.
 
     A path is the keys from the top, with the index wherever it passes through a list.
     """
@@ -41,7 +41,7 @@ def map_lines(text: str) -> dict[Path, int]:
 
 
 def line_of(lines: Mapping[Path, int], path: Path) -> int:
-    """The line of ``path``, or of the nearest table around it that has one."""
+    """Return the line of ``path``, or of the nearest table around it that has one."""
     while path:
         if path in lines:
             return lines[path]
@@ -90,7 +90,7 @@ class _Scanner:
         return path
 
     def _read_assignment(self, table: Path) -> Path:
-        """A key and its equals sign; returns the path that is assigned to."""
+        """Read a key and its equals sign; return the path that is assigned to."""
         line = self._here()
         path = table
         for key in self._read_key():
@@ -165,7 +165,7 @@ _PLACE = re.compile(r" \(at (?:line (?P<line>\d+), column (?P<column>\d+)|end of
 def parse(
     text: str, *, source: str = "nomarr.toml", state_directory: str = STATE_DIRECTORY
 ) -> Config:
-    """The configuration that ``text`` says, or ConfigError with every mistake in it.
+    """Return the configuration in ``text``, or raise ConfigError with every mistake in it.
 
     ``source`` is the file's name in messages; the store is in ``state_directory`` unless the file
     says otherwise.

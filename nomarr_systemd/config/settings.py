@@ -46,7 +46,7 @@ class Setting(NamedTuple):
     help: str = ""  # for the manual: what it sets, without capital and full stop
 
     def wants(self) -> str:
-        """What is allowed, as the end of a message that says "is not"."""
+        """Return what is allowed, as the end of a message that says "is not"."""
         low = f"above {self.least}, up" if self.above else f"from {self.least}"
         match self.kind:
             case "whole":
@@ -66,7 +66,7 @@ class Setting(NamedTuple):
 
 
 def check_entrypoint(text: str) -> None:
-    """BadName unless ``text`` looks like ``package.module:Class``."""
+    """Raise BadName unless ``text`` looks like ``package.module:Class``."""
     module, colon, name = text.partition(":")
     parts = [*module.split("."), name]
     if not (colon and text.isascii() and all(part.isidentifier() for part in parts)):
@@ -74,7 +74,7 @@ def check_entrypoint(text: str) -> None:
 
 
 def check_user(text: str) -> None:
-    """BadName unless ``text`` can be the name of a user for workers."""
+    """Raise BadName unless ``text`` can be the name of a user for workers."""
     if not _USER.fullmatch(text):
         raise BadName(f"{show(text)} is no name of a user", hint='write it as "music"')
     if text in _NOT_FOR_WORKERS:
@@ -82,7 +82,7 @@ def check_user(text: str) -> None:
 
 
 def check_listen(text: str) -> None:
-    """BadName unless ``text`` is an address to listen on, or the path of a Unix socket."""
+    """Raise BadName unless ``text`` is an address to listen on, or the path of a Unix socket."""
     if text.startswith("/") and text.isprintable() and len(text) <= 100:
         return
     try:
@@ -93,7 +93,7 @@ def check_listen(text: str) -> None:
 
 
 def check_host(text: str) -> None:
-    """BadName unless ``text`` can be a host's name in the keys of documents."""
+    """Raise BadName unless ``text`` can be a host's name in the keys of documents."""
     if not _HOST_NAME.fullmatch(text) or text == "unknown":
         raise BadName(
             f"{show(text)} cannot be a host's name",
@@ -102,7 +102,7 @@ def check_host(text: str) -> None:
 
 
 def check_hosts(text: str) -> None:
-    """BadName unless ``text`` is names of hosts, with spaces between."""
+    """Raise BadName unless ``text`` is names of hosts, with spaces between."""
     for name in text.split():
         if not re.fullmatch(r"[A-Za-z0-9.\-]{1,253}", name):
             raise BadName(f"{show(name)} is no name of a host", hint="leave out port and scheme")
@@ -222,7 +222,8 @@ POOL = (
             help="seconds without a job after which a Python worker is to free its "
                  "models (0: never)"),
     Setting("claim_timeout_s", "number", 0, DAY_S, above=True,
-            help="seconds after which the job of a worker is settled whose end was not seen"),
+            help="seconds after which the jobs of a dead worker are settled if no cause of its "
+                 "death was reported"),
     Setting("claim_batch", "whole", 1, 1000,
             help="jobs that a Python worker takes at once from SQLite or PostgreSQL, for jobs of "
                  "milliseconds; if it dies, only the one in hand has crashed, and the others go "
@@ -246,7 +247,7 @@ HOMES = {
 
 
 def check(setting: Setting, value: object) -> Iterator[Fault]:
-    """Everything that is wrong with ``value``."""
+    """Yield everything that is wrong with ``value``."""
     match setting.kind, value:
         case ("whole", int()) | ("number", int() | float()) if _within(setting, value):
             return
@@ -274,7 +275,7 @@ def convert(setting: Setting, value: Any) -> Any:
 
 
 def explain_unknown(key: str, known: Iterable[str]) -> Fault:
-    """The fault of an unknown key: where it belongs, or the nearest ``known`` one."""
+    """Return the fault of an unknown key: where it belongs, or the nearest ``known`` one."""
     known = tuple(known)
     for home, settings in HOMES.items():
         if any(setting.key == key for setting in settings):

@@ -64,12 +64,12 @@ ENGINES: Final[dict[type[ServerUrl], Engine]] = {
 
 
 def engine_of(url: ServerUrl) -> Engine:
-    """The database server that the URL is for."""
+    """Return the database server that the URL is for."""
     return ENGINES[type(url)]
 
 
 def parse_store_url(url: str) -> SqliteUrl | ServerUrl:
-    """The parsed URL, or BadName with the reason."""
+    """Return the parsed URL, or BadName with the reason."""
     if not url.isprintable():
         raise _bad("it has characters that cannot be printed")
     if url.startswith(_SQLITE):
@@ -82,7 +82,7 @@ def parse_store_url(url: str) -> SqliteUrl | ServerUrl:
 
 
 def is_local(host: str) -> bool:
-    """True if what is sent to this host does not leave the machine."""
+    """Return True if what is sent to this host does not leave the machine."""
     from ipaddress import ip_address  # rare, and slow to import
 
     try:
@@ -92,8 +92,8 @@ def is_local(host: str) -> bool:
 
 
 def find_addresses(url: str) -> tuple[str, ...] | None:
-    """The addresses of the URL's hosts, none for SQLite; None if a host has a name, whose addresses
-    may change. The local host is ``localhost``, as systemd calls its addresses."""
+    """Return the addresses of the URL's hosts, none for SQLite; None if a host has a name, whose
+    addresses may change. The local host is ``localhost``, as systemd calls its addresses."""
     from ipaddress import ip_address  # rare, and slow to import
 
     parsed = parse_store_url(url)

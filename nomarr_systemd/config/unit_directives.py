@@ -80,12 +80,12 @@ NEVER_EMPTIED = ("After", "Environment")
 
 
 def find_owned(name: str) -> Owned | None:
-    """The row of the table that reserves this directive; None if a pool may set it."""
+    """Return the row of the table that reserves this directive; None if a pool may set it."""
     return next((owned for owned in OWNED if owned.covers(name)), None)
 
 
 def check_directive(name: str, value: object) -> Iterator[Fault]:
-    """Everything that is wrong with one directive."""
+    """Yield everything that is wrong with one directive."""
     if not _NAME.fullmatch(name):
         yield Fault("that is not the name of a systemd directive", 'write e.g. MemoryMax = "4G"')
         return

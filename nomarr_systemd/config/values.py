@@ -111,11 +111,11 @@ class Config(NamedTuple):
     workers: tuple[WorkerRules, ...] = ()
 
     def components(self) -> tuple[Component, ...]:
-        """Every configured worker: pools in the file's order, then by number."""
+        """Return every configured worker: pools in the file's order, then by number."""
         return tuple(Component(pool.name, n) for pool in self.pools for n in range(pool.workers))
 
     def pool_of(self, component: Component) -> Pool:
-        """The pool that has this worker, or NoSuchWorker."""
+        """Return the pool that has this worker, or NoSuchWorker."""
         for pool in self.pools:
             if pool.name == component.pool and component.number < pool.workers:
                 return pool
@@ -125,25 +125,26 @@ class Config(NamedTuple):
         )
 
     def rules_for(self, component: Component) -> Rules:
-        """The restart policy in force: the worker's own over its pool's over [policy]."""
+        """Return the restart policy in force: the worker's own over its pool's over [policy]."""
         pool = self.pool_of(component)
         own = self._own(component)
         return own.rules if own else pool.rules
 
     def health_for(self, component: Component) -> HealthRules:
-        """The rules of health in force: its pool's; for an unknown worker, those of [health]."""
+        """Return the rules of health in force: its pool's; for an unknown worker, those of
+        [health]."""
         pool = next((each for each in self.pools if each.name == component.pool), None)
         return pool.health if pool else self.health
 
     def find_rules(self, component: Component) -> Rules:
-        """The same for any worker; for one that is no longer configured, those of [policy]."""
+        """Return the restart policy in force; for a worker that is not configured, [policy]."""
         try:
             return self.rules_for(component)
         except NoSuchWorker:
             return self.policy
 
     def origin_of(self, component: Component, rule: str) -> Origin:
-        """Where the value of one of the worker's rules was written."""
+        """Return where the value of one of the worker's rules was written."""
         pool = self.pool_of(component)
         own = self._own(component)
         if own and rule in own.own_rules:
@@ -156,7 +157,7 @@ class Config(NamedTuple):
         return next((own for own in self.workers if own.component == component), None)
 
     def to_dict(self) -> dict[str, Any]:
-        """The configuration as a dict that JSON can hold."""
+        """Return the configuration as a dict that JSON can hold."""
         return {
             "store": self.store._asdict(),
             "fleet": self.fleet._asdict(),
@@ -180,7 +181,7 @@ class Config(NamedTuple):
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> Config:
-        """The configuration that ``to_dict`` returned, or ConfigError.
+        """Return the configuration that ``to_dict`` returned, or ConfigError.
 
         After an upgrade or a downgrade the reader may be of another version than the writer: a
         missing field gets its default, an unknown one is skipped. The controller must run.

@@ -70,7 +70,7 @@ class Done(NamedTuple):
 
 def act(site: Site, intents: Sequence[Intent]) -> Done:
     """Carry intents out; LedgerUnwritable before any effect if they cannot be booked."""
-    # Workers wait for their start, and nobody waits for the files, unless there are few of them.
+    # Workers wait for their start, so files are published later, unless there are few of them.
     is_many = len(_pick(intents, do.Start)) > _MANY and not _pick(intents, do.Mask)
     with site.publisher.late() if is_many else contextlib.nullcontext():
         refused = _schedule(site, _pick(intents, do.Schedule))
@@ -82,7 +82,8 @@ def act(site: Site, intents: Sequence[Intent]) -> Done:
         kept = _spool(site, _pick(intents, do.Spool))
         refused |= _release(site, _pick(intents, do.Release))
         _stop(site, [each.component.unit for each in _pick(intents, do.Stop)])
-        refused |= _mask(site, [each.component for each in _pick(intents, do.Mask)])
+        unmasked = _mask(site, [each.component for each in _pick(intents, do.Mask)])
+        refused |= unmasked
         refused |= _resume(site, _pick(intents, do.Resume))
         feed_watchdog()
         refused |= _take_turns(site, _pick(intents, do.TakeTurn))
@@ -98,7 +99,7 @@ def act(site: Site, intents: Sequence[Intent]) -> Done:
         _give_turns(site, _pick(intents, do.GiveTurn))
     if changed or any(isinstance(each, do.Close | do.Join) for each in intents):
         site.publish_incidents()
-    outcomes, unanswered = _tell(site, intents)
+    outcomes, unanswered = _tell(site, intents, unmasked)
     # The next plan handles what the supervisor answered; until then it can be asked again.
     untold = unanswered | {each.invocation for each in outcomes}
     for clear in _pick(intents, do.Clear):
@@ -225,7 +226,7 @@ def _book_one(site: Site, each: Intent) -> None:
 
 def _blame_jobs(site: Site, intents: Sequence[do.BlameJobs]) -> None:
     """Log jobs to the workers that died of them, then note it: after a kill in between it is logged
-    again, not lost. How many restarts each got back is read from the ledger."""
+    again, not lost. How many were refunded to each is read from the ledger."""
     for each in intents:
         try:
             for component in site.config.components():
@@ -305,8 +306,8 @@ def _resume(site: Site, intents: Sequence[do.Resume]) -> set[Component]:
 
 def _take_turns(site: Site, intents: Sequence[do.TakeTurn]) -> set[Component]:
     """Take turns; return the workers that got none: another host was faster, or the store is away.
-    They are looked at again, at last after the longest backoff, when restarts do not wait for a
-    store that is away."""
+    They are retried, at the latest after the longest backoff: then restarts do not wait for a store
+    that is away."""
     refused = {}
     for component in (each.component for each in intents):
         pool = site.config.pool_of(component)
@@ -360,7 +361,7 @@ def _find_unwanted(site: Site, intents: Sequence[do.Start]) -> set[Component]:
     units = [each.component.unit for each in intents]
     wanted = [each.component.wanted_unit for each in intents]
     states = site.manager.show([*units, *wanted], ("ActiveState", "Job"))
-    # Those that are down and wanted may still have moved on, and have failed again.
+    # Those that are down and wanted may have been started since, and have failed again.
     shown = site.manager.show(units, ("InvocationID",))
     unsure = []
     for each in intents:
@@ -373,7 +374,7 @@ def _find_unwanted(site: Site, intents: Sequence[do.Start]) -> set[Component]:
 
 
 def _find_unwanted_among(site: Site, intents: Sequence[do.Start]) -> set[Component]:
-    """The same by all facts, of which each takes systemd a while."""
+    """Return the same, by all facts: to show each takes systemd a while."""
     questions: dict[str, Sequence[str]] = {}
     for each in intents:
         questions[each.component.unit] = UNIT_FACTS
@@ -414,10 +415,33 @@ def _note(
         site.forget_store()
 
 
-def _tell(site: Site, intents: Sequence[Intent]) -> tuple[list[Outcome], set[str]]:
-    """Tell the journal, then the supervisor; return its outcomes, and the runs without one."""
+def _tell(
+    site: Site, intents: Sequence[Intent], unmasked: set[Component]
+) -> tuple[list[Outcome], set[str]]:
+    """Tell the journal, then the supervisor; return its outcomes, and the runs without one.
+
+    ``unmasked``: workers whose mask systemd refused. When one is masked later, that is told.
+    """
     tells = _pick(intents, do.Tell)
+    told = {component for each in _pick(intents, do.FailPool) for component in each.workers}
     for each in tells:
         if each.is_new:
-            site.journal.write_decision(each.component, each.record, each.death.line)
+            told.add(each.component)
+            is_masked = each.component not in unmasked
+            line = each.death.line
+            site.journal.write_decision(each.component, each.record, line, is_masked=is_masked)
+    for mask in _pick(intents, do.Mask):
+        if mask.component not in unmasked and mask.component not in told:
+            _tell_mask(site, mask.component)
     return tell_supervisor(site, tells, _pick(intents, do.Consult))
+
+
+def _tell_mask(site: Site, component: Component) -> None:
+    """Tell that a worker is masked whose decision was told before."""
+    try:
+        records = site.ledger.account(component.component_id).records
+    except StoreError as error:
+        _complain(component, error)
+        return
+    for record in [each for each in records if each.action == "fail"][-1:]:
+        site.journal.write_decision(component, record, "systemd accepts its mask now")

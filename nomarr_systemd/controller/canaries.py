@@ -17,7 +17,7 @@ _CANARY_FACTS: Final = ("ActiveState", "LoadState", "InvocationID", "Job")
 
 
 def is_watching(site: Site) -> bool:
-    """True if an incident is open, or a worker starts in its turn, which others wait for."""
+    """Return True if an incident is open, or a worker starts in its turn, which others wait for."""
     try:
         return bool(site.in_turn) or any(not each.closed for each in site.incidents.incidents())
     except StoreError:

@@ -16,7 +16,7 @@ from nomarr_systemd.systemd.manager import SHUTDOWN, SUPERVISOR, monotonic_ms
 from nomarr_systemd.systemd.stop_intent import find_run, was_asked_before, was_asked_to_stop
 
 Facts = Mapping[str, str]
-_OWN_SIGNALS: Final = frozenset((-6, -9))  # the supervisor's, which knows why it sent them
+_OWN_SIGNALS: Final = frozenset((-6, -9))  # SIGABRT, SIGKILL: the supervisor knows if it sent them
 _RUNNING: Final = ("active", "activating", "reloading")
 
 
@@ -94,7 +94,7 @@ def _run_ms(unit: Facts) -> int | None:
 
 
 def _was_away(unit: Facts, supervisor: Facts) -> bool:
-    """True if the supervisor is not active, or was started after the run that missed it."""
+    """Return True if the supervisor is not active, or was started after the run that missed it."""
     since = int(supervisor["ActiveEnterTimestampMonotonic"] or 0)
     started = int(unit["ExecMainStartTimestampMonotonic"] or 0)
     return supervisor["ActiveState"] != "active" or since > started

@@ -59,7 +59,7 @@ def _describe_tell(tell: Tell) -> Mapping[str, Any]:
 
 
 def _describe_consult(consult: Consult) -> Mapping[str, Any]:
-    """A death that is not decided about yet."""
+    """Return a death that is not decided about yet, as a request has it."""
     return {
         "component": consult.component.component_id,
         "invocation": consult.death.invocation,

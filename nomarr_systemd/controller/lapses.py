@@ -1,7 +1,7 @@
 """Workers that do not run although they are wanted, and that no hook reports: one that ended well
 and unasked, one that could not be started at all, and one that failed as soon as it was started.
-What is found is written as a report, as a hook would have: it is booked, carried out and told like
-every other death.
+For each a report is written, as a hook would have: it is booked, carried out and told like every
+other death.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ def find_lapses(
 def _is_decided(
     component: Component, run: str, shown: Mapping[str, Facts], accounts: Accounts
 ) -> bool:
-    """True if it is on record, and no start since then has failed. Without a ledger its timer
-    shows that it was decided about."""
+    """Return True if it is on record, and no start since then has failed. Without a ledger its
+    timer shows that it was decided about."""
     if accounts is None:
         return read_timer(shown[timer_of(component)]) != "none"
     account = accounts.get(component.component_id)
@@ -98,7 +98,7 @@ def _is_decided(
 
 
 def _is_unheard(component: Component, run: str, accounts: Accounts) -> bool:
-    """True if the ledger has no record of this run."""
+    """Return True if the ledger has no record of this run."""
     account = (accounts or {}).get(component.component_id)
     return account is not None and account.find_last(run) is None
 

@@ -10,15 +10,14 @@ from nomarr_systemd.core.text import one_line
 from nomarr_systemd.systemd.journal_socket import JournalSocket
 
 ERROR: Final = 3
-NOTICE: Final = 5
 _MAX_FIELD: Final = 500
 _NAME: Final = "nomarr-controller"
 _late: list[JournalSocket] = []  # at most one: where lines are kept
 
 
 def never_wait(late: JournalSocket) -> None:
-    """Keep lines there while standard error takes none: a journald that hangs must not hold up a
-    restart."""
+    """Keep lines in ``late`` while standard error takes none: a journald that hangs must not delay
+    a restart."""
     os.set_blocking(2, False)
     _late[:] = [late]
 

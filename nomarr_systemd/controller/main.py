@@ -171,7 +171,12 @@ def _clear_seen(site: Site, deaths: Iterable[Report], world: World) -> None:
 def _waits(world: World) -> bool:
     """True if something is left to do that no report will trigger."""
     is_open = any(not each.closed for each in world.incidents.values())
-    return is_open or world.ledger != "sound" or bool(world.spooled)
+    # A start job that ends well runs no hook: the decision is noted as done by the next run.
+    is_starting = any(
+        worker.unit.has_job and (worker.deaths or (worker.account and worker.account.unfinished()))
+        for worker in world.workers
+    )
+    return is_open or is_starting or world.ledger != "sound" or bool(world.spooled)
 
 
 def serve(site: Site, fifo: int, applied: Stamp, *, idle_s: float = IDLE_S) -> bool:

@@ -53,7 +53,7 @@ UNIT_FACTS: Final = (
 )
 _NO_TIMER: Final = {"Job": "", "SubState": "dead"}
 EXIT_FACTS: Final = ("InvocationID", "Result", "ExecMainCode", "ExecMainStatus")
-_FEW: Final = 8  # at most so many accounts are read one by one
+_FEW: Final = 8  # the most accounts that are read one by one
 
 
 class Seen(NamedTuple):
@@ -269,8 +269,8 @@ def _forget_reset(
     deaths: Mapping[Component, Sequence[Death]],
     now: Moment,
 ) -> None:
-    """Forget recent deaths of workers that a person has reset since: they make no incident. Only
-    looked up where an incident would be opened."""
+    """Forget recent deaths of workers that a person has reset since: they make no incident. It is
+    looked up only if an incident would be opened."""
     for pool, booked in recent.items():
         fresh = [
             death._replace(at=now)

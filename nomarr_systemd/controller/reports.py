@@ -25,7 +25,7 @@ DUE: Final = "due-"
 LOOK: Final = "look-"
 # Results of reports that the controller writes itself, by what systemd shows of the unit.
 NOT_BEGUN: Final = "not-begun"  # it could not be started; the invocation is its wanted unit's
-ENDED_UNASKED: Final = "ended"  # it ended well, and nobody asked it to
+ENDED_UNASKED: Final = "ended"  # it ended well, without a stop request
 UNTOLD_MS: Final = 600_000  # then the claims of the run have expired long ago
 
 
@@ -46,7 +46,7 @@ class Reports(NamedTuple):
 
     deaths: list[Report]
     due: dict[Component, int]  # backoff is over; time of the file, for ``clear_bell``
-    looks: dict[Component, int]  # ended, or could not be started; time of the file
+    looks: dict[Component, int]  # to observe: ended, or not started; time of the file
 
 
 def read_reports(paths: Paths, *, with_untold: bool = False) -> Reports:

@@ -95,7 +95,7 @@ class Site:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Let one process act at a time: doing a thing twice is harmless, but is logged twice.
+        """Let one process act at a time: doing the same twice is harmless, but is logged twice.
         While another one acts, the watchdog is fed: a restart of this program would not help."""
         with contextlib.ExitStack() as stack:
             while True:
@@ -105,8 +105,8 @@ class Site:
                 except TimeoutError as error:
                     log(ERROR, "another program keeps this one from acting", lock=error)
                     feed_watchdog()
-                except OSError as error:  # restarts are more than a line that is logged twice
-                    log(ERROR, "there is no lock: going on without", error=error)
+                except OSError as error:  # a restart matters more than a line that is logged twice
+                    log(ERROR, "the lock cannot be used: continuing without it", error=error)
                     break
             yield
 

@@ -22,7 +22,7 @@ MAX_TEXT: Final = 500
 RING: Final = 100  # records kept; also the most restarts that a window can be asked to count
 MOVED: Final = 25  # records that leave a full ring at once
 
-_OWED: Final = ("restart", "hold")  # decisions that a newer death replaces; it replaces no mask
+_OWED: Final = ("restart", "hold")  # decisions that a newer death replaces; a mask stays
 # A restart is scheduled from the start: its timer is made before it is booked.
 _FIRST_EFFECT: Final = {
     "restart": "scheduled",
@@ -208,9 +208,9 @@ def _book(
 def refund(
     account: Account, invocation: str, now: Moment, why: str
 ) -> tuple[Account, Record | None]:
-    """Give a counted restart back to the window and to the lifetime; the backoff still counts it.
+    """Refund a restart: window and lifetime no longer count it, the backoff still does.
 
-    None if it is not counted: it was given back before, the account was reset since, or it is older
+    None if it is not counted: it was refunded before, the account was reset since, or it is older
     than the last RING counted restarts.
     """
     if not window.has(account.window, invocation):
@@ -225,7 +225,7 @@ def refund(
 def record_manual(
     account: Account, invocation: str, now: Moment, by: str
 ) -> tuple[Account, Record]:
-    """Record a start by a person: never counted; open decisions are marked as done."""
+    """Record a start by a person: never counted; decisions that are owed are marked as done."""
     known = account.find(invocation, ("manual",))
     if known is not None:
         return account, known

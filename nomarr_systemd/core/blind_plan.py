@@ -31,7 +31,8 @@ def plan_blind(draft: Draft) -> None:
 
 
 def _take(draft: Draft, worker: Worker, death: Death) -> None:
-    """Spool the death, or the failed start that its second report means; clear what is booked."""
+    """Spool the death; a second report of it means that a start failed, which is spooled instead.
+    Clear what is booked."""
     last = draft.accounts[death.component_id].find_last(death.run)
     if last is None:
         spool(draft, worker, draft.excuse(worker, death))
@@ -42,7 +43,7 @@ def _take(draft: Draft, worker: Worker, death: Death) -> None:
 
 
 def _was_decided(worker: Worker) -> bool:
-    """True if its timer shows that its restart was booked before the ledger went away."""
+    """Return True if its timer shows that its restart was booked before the ledger went away."""
     is_over = worker.rang or worker.unit.timer == "elapsed"
     return worker.account is None and is_over
 

@@ -63,7 +63,7 @@ class Draft:
         return death._replace(held=MASKED) if is_masked else death
 
     def _was_excused(self, worker: Worker) -> bool:
-        """True if the supervisor's absence has excused a death of it within the window."""
+        """Return True if the supervisor's absence has excused a death of it within the window."""
         window_ms = worker.rules.window_s * 1000
         return any(
             record.action == "hold"
@@ -88,7 +88,7 @@ class Draft:
             self.do(do.Note(component, invocation, effect))
 
     def turn_of(self, component: Component) -> Turn:
-        """Whether the worker may start, where restarts of its pool wait for each other."""
+        """Return the worker's turn to start; restarts of a pool may have to wait for each other."""
         turns = self.turns.get(component.pool)
         if turns is None:
             return ""

@@ -28,7 +28,7 @@ class HealthRules(NamedTuple):
 
 
 class Event(NamedTuple):
-    """A frame, by its status, or one of OTHER_EVENTS."""
+    """A frame, by its status, or one of the constants below."""
 
     kind: str
     recover_for_s: float | None = None
@@ -41,17 +41,6 @@ EOF_GONE: Final = Event("eof-gone")  # the pipe ended and the main process is go
 EOF_ALIVE: Final = Event("eof-alive")  # the pipe ended and the main process lives
 SET_FAILED: Final = Event("set-failed")
 RESET: Final = Event("reset")
-OTHER_EVENTS: Final = (REGISTERED, TICK, NOISE, EOF_GONE, EOF_ALIVE, SET_FAILED, RESET)
-
-STATUSES: Final = (
-    "unregistered",
-    "pending",
-    "healthy",
-    "unhealthy",
-    "recovering",
-    "dead",
-    "failed",
-)
 
 
 class State(NamedTuple):

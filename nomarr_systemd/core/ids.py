@@ -81,7 +81,7 @@ def check_pool(pool: str, *, of: str = "") -> None:
 
 
 def next_start_job(invocation: str) -> str:
-    """The identity of the start job that failed after ``invocation``: ``<id>#1``, ``#2``, …
+    """Return the identity of the start job that failed after ``invocation``: ``<id>#1``, ``#2``, …
 
     A start job that fails leaves the unit in its old invocation. Two observers of one failed job
     know the same last identity, so they arrive at the same next one and it is booked once.
@@ -102,7 +102,7 @@ def split_invocation(text: str) -> tuple[str, int]:
 
 
 def is_run(text: str) -> bool:
-    """True if it names a run; a start job that failed never ran, and had no job."""
+    """Return True if it names a run; a start job that failed never ran, and had no job."""
     try:
         return split_invocation(text)[1] == 0
     except BadName:

@@ -35,8 +35,8 @@ class Incident(NamedTuple):
 
     @property
     def key(self) -> str:
-        """What tells it from all other incidents of a host. A clock may be set back, also to the
-        same moment at each boot."""
+        """An identity that no other incident of the host has. Wall time alone does not do: a clock
+        may be set back, also to the same moment at each boot."""
         return f"{self.pool}:{self.opened.wall_ms}:{self.opened.boottime_ms}"
 
     @property

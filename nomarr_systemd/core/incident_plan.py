@@ -17,7 +17,7 @@ from nomarr_systemd.core.ledger_record import Record
 from nomarr_systemd.core.time import age_ms
 from nomarr_systemd.core.world import Worker
 
-NOBODY: Final = "0" * 32  # the invocation of a hypothetical death
+HYPOTHETICAL: Final = "0" * 32  # the invocation of a death that is only imagined
 
 
 def look_after_incidents(draft: Draft) -> None:
@@ -63,7 +63,7 @@ def _look_after(draft: Draft, incident: Incident) -> None:
 
 
 def _is_out(draft: Draft, canary: Worker) -> bool:
-    """True if nothing will start it: masked, stopped, paused, or its decision is done."""
+    """Return True if nothing will start it: masked, stopped, paused, or its decision is done."""
     unit, name = canary.unit, canary.component.component_id
     if unit.masked or (unit.state == "inactive" and not unit.has_job):
         return True
@@ -146,7 +146,7 @@ def _succeed(draft: Draft, incident: Incident, worker: Worker, death: Death) -> 
     if _would_restart(draft, worker, death):
         return incident
     for other in _members(draft, incident):
-        thought = Death(other.component.component_id, NOBODY, incident.kind, incident.code)
+        thought = Death(other.component.component_id, HYPOTHETICAL, incident.kind, incident.code)
         if _is_electable(draft, other) and _would_restart(draft, other, thought):
             return _elect(draft, incident, other)
     return incident
@@ -173,6 +173,6 @@ def _elect(draft: Draft, incident: Incident, worker: Worker) -> Incident:
 
 
 def _members(draft: Draft, incident: Incident) -> list[Worker]:
-    """All members but the canary."""
+    """Return all members but the canary."""
     names = (name for name in incident.members if name != incident.canary)
     return [draft.workers[name] for name in names if name in draft.workers]

@@ -4,8 +4,6 @@ carries out. Each may be carried out twice.
 
 from __future__ import annotations
 
-from typing import Final
-
 from nomarr_systemd.core.death import Death
 from nomarr_systemd.core.ids import Component
 from nomarr_systemd.core.incident import Incident
@@ -127,7 +125,7 @@ class TakeTurn(NamedTuple):
 
 
 class GiveTurn(NamedTuple):
-    """Give back the turn of a worker that runs, or does not start any more."""
+    """End the turn of a worker that runs, or does not start any more."""
 
     component: Component
 
@@ -174,16 +172,6 @@ class Clear(NamedTuple):
     component: Component
     invocation: str
 
-
-# The order in which intents are carried out; controller.act says why. All bookings are one commit,
-# and so are all notes.
-ORDER: Final = (
-    *(Schedule, OpenIncident, Join, Elect, Hold),
-    (Book, BookSpooled, Refund, MarkFailed, Close),
-    *(BlameJobs, Spool, Release, Stop, Mask, Resume, TakeTurn, Start, CancelTimer, Note),
-    *(GiveTurn, Tell, Consult),
-    Clear,
-)
 
 Intent = (
     Schedule | OpenIncident | Join | Elect | Close | Hold | Release | Book | BookSpooled

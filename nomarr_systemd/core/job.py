@@ -92,19 +92,20 @@ class Outcome(NamedTuple):
     failed: tuple[str, ...] = ()  # keys of jobs that failed for this death and are not tried again
 
     def to_dict(self) -> dict[str, Any]:
-        """The form of the pool's books and of ``settled`` events."""
+        """Return the Outcome as the pool's books and ``settled`` events have it."""
         return self._asdict() | {"settled": [each._asdict() for each in self.settled]}
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Outcome:
-        """The inverse of ``to_dict``, also after a round through JSON."""
+        """Make an Outcome of what ``to_dict`` returned, also after a round through JSON."""
         fields = {name: _freeze(record[name]) for name in cls._fields if name in record}
         fields["settled"] = tuple(Settled(**each) for each in record["settled"])
         return cls(**fields)
 
 
 def key_of(pool: str, path: str) -> str:
-    """The job's key: readable, ordered as the path as far as that is possible, and unique."""
+    """Return the job's key: readable, ordered as the path as far as that is possible, and
+    unique."""
     import hashlib  # slow to import, and the controller does not need it
 
     raw = path.encode("utf-8", "surrogateescape")
@@ -114,22 +115,22 @@ def key_of(pool: str, path: str) -> str:
 
 
 def describe_quarantine(key: str) -> str:
-    """The reason of a refund, for people and for ``find_quarantined``."""
+    """Return the reason of a refund, for people and for ``find_quarantined``."""
     return f"job {key} was quarantined"
 
 
 def describe_failed(key: str) -> str:
-    """The reason of a refund for a job that was not quarantined, and for ``find_failed``."""
+    """Return the reason of a refund for a job that was not quarantined; see ``find_failed``."""
     return f"job {key} failed for it"
 
 
 def find_quarantined(text: str) -> str:
-    """The key of the quarantined job in the reason of a refund; empty if there is none."""
+    """Return the key of the quarantined job in the reason of a refund; empty if there is none."""
     return _find_key(_QUARANTINED, text)
 
 
 def find_failed(text: str) -> str:
-    """The key of the failed job in the reason of a refund; empty if there is none."""
+    """Return the key of the failed job in the reason of a refund; empty if there is none."""
     return _find_key(_FAILED, text)
 
 
@@ -139,13 +140,13 @@ def _find_key(pattern: re.Pattern[str], text: str) -> str:
 
 
 def release_command(key: str) -> str:
-    """The command that ends a quarantine; empty unless ``key`` is a job's: a person may paste it
-    into a shell, and the key may come from a program that is not trusted."""
+    """Return the command that ends a quarantine; empty unless ``key`` is a job's: a person may
+    paste it into a shell, and the key may come from a program that is not trusted."""
     return f"nomarrctl jobs quarantine release {key}" if _KEY.fullmatch(key) else ""
 
 
 def retry_command(key: str) -> str:
-    """The command that has a failed job tried again; empty as for ``release_command``."""
+    """Return the command that has a failed job tried again; empty as for ``release_command``."""
     return f"nomarrctl jobs retry {key}" if _KEY.fullmatch(key) else ""
 
 
@@ -181,7 +182,7 @@ def make_job(pool: str, path: str, wall_ms: int) -> Doc:
 
 
 def path_of(doc: Mapping[str, Any]) -> str:
-    """The path as the operating system knows it; bytes that are not UTF-8 as surrogates."""
+    """Return the path as the operating system knows it; bytes that are not UTF-8 as surrogates."""
     raw = doc.get("raw")
     if isinstance(raw, str):
         return binascii.a2b_base64(raw).decode("utf-8", "surrogateescape")
@@ -217,7 +218,7 @@ def requeue(doc: Doc, wall_ms: int) -> Doc:
 
 
 def put_back(doc: Doc, wall_ms: int) -> Doc:
-    """The same for a job that was taken and not begun: the attempt is not counted."""
+    """Make a job pending again that was claimed and not begun: the attempt is not counted."""
     return requeue(doc, wall_ms) | {"attempts": max(0, int(doc.get("attempts", 1)) - 1)}
 
 
@@ -228,25 +229,25 @@ def release(doc: Doc, wall_ms: int) -> Doc:
 
 
 def is_in_hand(doc: Mapping[str, Any] | None, invocation: str) -> bool:
-    """Whether this run has the job in hand."""
+    """Return True if this run has the job in hand."""
     return (
         doc is not None and doc.get("status") == "running" and doc.get("invocation") == invocation
     )
 
 
 def crashes_of(doc: Mapping[str, Any]) -> list[RunEnd]:
-    """The crashes that are counted against the job."""
+    """Return the crashes that are counted against the job."""
     kept = doc.get("crashes") or ()
     return [RunEnd(**each) for each in kept[int(doc.get("forgiven", 0)) :]]
 
 
 def has_crash(doc: Mapping[str, Any], invocation: str) -> bool:
-    """Whether the job's record has the crash of this run already."""
+    """Return True if the job's record has the crash of this run already."""
     return any(each["invocation"] == invocation for each in doc.get("crashes") or ())
 
 
 def describe_error(error: BaseException) -> Doc:
-    """An exception in the form of a job's record."""
+    """Return an exception in the form of a job's record."""
     kind = type(error).__name__
     text = escape(str(error)) or kind  # also without lone surrogates, which JSON cannot hold
     return {"type": kind, "message": text[:_MAX_MESSAGE]}

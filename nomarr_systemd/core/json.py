@@ -35,8 +35,8 @@ DECODER: Final = JSONDecoder(parse_float=_finite, parse_constant=_refuse)
 
 
 def decode(text: str | bytes) -> Any:
-    """The value of a JSON text in UTF-8; JsonError for anything else, for numbers that are not
-    finite, and if it is nested deeper than MAX_DEPTH."""
+    """Return the value of a JSON text in UTF-8; JsonError for anything else, for numbers that are
+    not finite, and if it is nested deeper than MAX_DEPTH."""
     try:
         if isinstance(text, bytes):
             text = text.decode()
@@ -49,7 +49,7 @@ def decode(text: str | bytes) -> Any:
 
 
 def is_deep(value: object, depth: int = MAX_DEPTH) -> bool:
-    """True if the value is nested deeper than that. Does not recurse itself."""
+    """Return True if the value is nested deeper than ``depth``. Does not recurse itself."""
     level = [value]
     for _ in range(depth):
         level = [
@@ -64,7 +64,7 @@ def is_deep(value: object, depth: int = MAX_DEPTH) -> bool:
 
 
 def as_object(value: object, what: str = "the document") -> dict[str, Any]:
-    """The value, if it is an object."""
+    """Return the value if it is an object, else raise JsonError."""
     if not isinstance(value, dict):
         raise JsonError(f"{what} is {_name(value)}, not an object")
     return value
@@ -75,12 +75,12 @@ def get_str(doc: Object, name: str, default: Any = _REQUIRED) -> str:
 
 
 def get_int(doc: Object, name: str, default: Any = _REQUIRED) -> int:
-    """A whole number; true and false are none."""
+    """Return a whole number; JsonError for true and false, too."""
     return _get(doc, name, int, default)
 
 
 def get_int_or_none(doc: Object, name: str) -> int | None:
-    """A whole number, or null."""
+    """Return a whole number; None for null."""
     return None if name in doc and doc[name] is None else get_int(doc, name)
 
 
@@ -97,7 +97,8 @@ def get_list(doc: Object, name: str, default: Any = _REQUIRED) -> list[Any]:
 
 
 def get_objects(doc: Object, name: str) -> list[dict[str, Any]]:
-    """The items of a list that are objects; none where there is no such list. Never raises."""
+    """Return the items of a list that are objects; none where there is no such list. Never
+    raises."""
     found = doc.get(name)
     return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
 

@@ -43,7 +43,7 @@ class Lease(NamedTuple):
         return max(0, now_ms - self.renewed_ms)
 
     def is_over(self, now_ms: int) -> bool:
-        """Whether it was not renewed in time, by the store's clock."""
+        """Return True if it was not renewed in time, by the store's clock."""
         return self.state == "lost" or self.age_ms(now_ms) > self.lease_ms
 
     def rules_of(self, pool: str) -> PoolRules:
@@ -51,7 +51,7 @@ class Lease(NamedTuple):
 
 
 def read_lease(doc: Mapping[str, Any]) -> Lease:
-    """The lease in a host's document; JsonError if it is damaged. Workers could write it."""
+    """Return the lease in a host's document; JsonError if it is damaged: workers can write it."""
     state = get_str(doc, "state")
     if state not in get_args(State):
         raise JsonError(f"attribute 'state' is {state!r:.40}")
@@ -101,16 +101,16 @@ class LeaseWatch:
     """Finds leases that have lapsed.
 
     The store's clock decides. But it may jump, as after a failover to another server; and while the
-    store is away, no host can renew its lease. So a lease must also have been seen unchanged for
-    half of its time, in looks that were no farther apart, by a clock of ours that never jumps.
+    store is away, no host can renew its lease. So this process must also have seen the lease
+    unchanged for half of its time, by its own monotonic clock and without a longer pause.
     """
 
     def __init__(self) -> None:
         self._seen: dict[str, _Seen] = {}
 
     def judge(self, leases: Iterable[Lease], now_ms: int, now_s: float) -> list[Lease]:
-        """Those of ``leases``, the ones renewed longest ago, that have lapsed. ``now_ms`` is the
-        store's clock, ``now_s`` our own."""
+        """Return those of ``leases``, the ones renewed longest ago, that have lapsed. ``now_ms`` is
+        the store's clock, ``now_s`` our own."""
         seen: dict[str, _Seen] = {}
         lapsed = []
         for lease in leases:

@@ -90,7 +90,7 @@ class Record(NamedTuple):
 
 
 def crash_word(record: Record) -> str:
-    """A death in one or two words: ``exit 1``, ``SIGSEGV``, ``oom``, ``watchdog``."""
+    """Return a death in one or two words: ``exit 1``, ``SIGSEGV``, ``oom``, ``watchdog``."""
     if record.kind == "exit":
         return f"exit {record.code}"
     if record.kind in ("signal", "core-dump"):

@@ -1,8 +1,8 @@
 """``NamedTuple`` as in ``typing``, whose classes are created in a sixth of the time.
 
 ``typing`` compiles a constructor for each class, and each annotation. A controller has eighty such
-classes, and while it starts a worker waits for its restart. Here classes with as many fields share
-a constructor but for the names of its parameters, and annotations stay text.
+classes, and while it starts a worker waits for its restart. Here classes with the same
+number of fields share a constructor, except the names of its parameters; annotations stay text.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def plan(world: World, now: Moment) -> list[Intent]:
 
 
 def is_blamed(record: Record) -> bool:
-    """True if this decision counts the death against the worker."""
+    """Return True if this decision counts the death against the worker."""
     return record.action in ("restart", "fail")
 
 
@@ -57,8 +57,8 @@ def is_blamed(record: Record) -> bool:
 
 
 def _end_pauses(draft: Draft) -> None:
-    """Resume workers whose pause is over. That the pause had stopped them is no reason to stay
-    down; what was decided about them before it is done."""
+    """Resume workers whose pause is over: they start although the pause had stopped them, and
+    decisions that were owed before it count as done."""
     for worker in draft.world.workers:
         if worker.resumes:
             name, unit = worker.component.component_id, worker.unit
@@ -213,8 +213,8 @@ def _book(draft: Draft, worker: Worker, death: Death) -> None:
 
 
 def _is_to_consult(draft: Draft, worker: Worker, death: Death, record: Record) -> bool:
-    """True if this death would mask its worker for too many restarts, and the supervisor was not
-    asked yet whether the job in hand is to blame."""
+    """Return True if this death would mask its worker for too many restarts, and the supervisor was
+    not asked yet whether the job in hand is to blame."""
     return (
         record.action == "fail"
         and death.code not in worker.rules.never_restart
@@ -225,7 +225,7 @@ def _is_to_consult(draft: Draft, worker: Worker, death: Death, record: Record) -
 
 
 def _schedule(draft: Draft, worker: Worker, left_ms: int) -> None:
-    """A backoff gets its timer before it is booked."""
+    """Plan the timer of a backoff, which is made before the restart is booked."""
     unit = worker.unit
     if left_ms > 0 and unit.wanted and not unit.has_job and not unit.masked:
         draft.do(do.Schedule(worker.component, draft.now.later(left_ms)))
@@ -298,7 +298,7 @@ def _finish(draft: Draft, worker: Worker, record: Record) -> None:
 
 
 def _give_turns_back(draft: Draft) -> None:
-    """Turns of workers that run, or do not start any more, are for others."""
+    """End the turns of workers that run, or do not start any more: others can have them."""
     for turns in draft.turns.values():
         for name in sorted(turns.mine - draft.started):
             if not _is_starting(draft, name):
@@ -306,8 +306,8 @@ def _give_turns_back(draft: Draft) -> None:
 
 
 def _is_starting(draft: Draft, name: str) -> bool:
-    """True until a start has led to a run, or to none: one that is held, or waits for what it
-    needs, is not starting."""
+    """Return True if a start was requested and its result is not known yet. A worker that is held,
+    or waits for a unit that it needs, is not starting."""
     worker = draft.workers.get(name)
     if worker is None:
         return False

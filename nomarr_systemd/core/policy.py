@@ -118,7 +118,7 @@ def decide(history: History, death: Death, rules: Rules, now: Moment) -> Decisio
         return _fail(f"exit status {death.code} is never restarted", evidence)
     delay_ms = _backoff_ms(evidence.k, death.invocation, rules)
     if death.job_at_fault:
-        why = f"{death.job_at_fault}: restart after {describe_ms(delay_ms)}, which is given back"
+        why = f"{death.job_at_fault}: restart after {describe_ms(delay_ms)}, which is refunded"
         return Decision("restart", delay_ms, why, evidence._replace(next_available_ms=None))
     if lifetime_spent:
         limit = rules.max_lifetime_restarts

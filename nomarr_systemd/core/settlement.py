@@ -83,7 +83,8 @@ def settle(
 
 
 def _settle_jobs(jobs: Iterable[Doc], end: RunEnd, pool: CrashRules) -> tuple[list[Doc], list[Doc]]:
-    """The jobs that change, and those that the run had in hand when it ended, as they are now."""
+    """Return the jobs that change, and those that the run had in hand when it ended, as they are
+    now."""
     jobs = sorted(jobs, key=itemgetter("_key"))
     waiting = [doc for doc in jobs if is_in_hand(doc, end.invocation)][1:]
     # Before the one in hand: a store that writes one after the other may be cut off in between.
@@ -105,7 +106,7 @@ def _settle_jobs(jobs: Iterable[Doc], end: RunEnd, pool: CrashRules) -> tuple[li
 def _extend_outcome(
     before: Outcome, settled: Iterable[Doc], refund: Iterable[str], end: RunEnd, pool: CrashRules
 ) -> Outcome:
-    """The outcome with the jobs that were settled now."""
+    """Return the outcome ``before``, extended by the jobs that were settled now."""
     shown = [Settled(doc["_key"], doc["path"], doc["status"]) for doc in settled]
     all_settled = tuple(dict.fromkeys([*before.settled, *shown]))
     is_counted = before.counted or end.counted
@@ -134,7 +135,7 @@ def find_outcome(books: Mapping[str, Any], invocation: str) -> Outcome | None:
 
 
 def settle_job(doc: Doc, end: RunEnd, policy: CrashPolicy, max_crashes: int) -> Doc:
-    """The job after its worker's end: failed, pending again, or quarantined."""
+    """Return the job after its worker's end: failed, pending again, or quarantined."""
     changed = fail(doc, describe_crash(end), end.wall_ms)
     if end.counted or end.blames_job:
         crash = dict(zip(RunEnd._fields[:4], end[:4], strict=True))
@@ -150,7 +151,7 @@ def settle_job(doc: Doc, end: RunEnd, policy: CrashPolicy, max_crashes: int) -> 
 
 
 def _judge_pool(pool: CrashRules, crashes: int, end: RunEnd) -> str:
-    """Why a crash fails the whole pool; empty if it does not."""
+    """Return why a crash fails the whole pool; empty if it does not."""
     if pool.crash_policy == "fail-pool":
         return f"{end.component_id} died ({end.cause}), and crash_policy is fail-pool"
     limit = pool.crash_max_retries

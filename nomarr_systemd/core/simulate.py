@@ -48,7 +48,7 @@ class Sum(NamedTuple):
 
 
 class Simulation(NamedTuple):
-    """Both sides. ``whole``: the record goes back to the first failure ever."""
+    """Both policies compared. ``whole``: the record goes back to the first failure ever."""
 
     steps: tuple[Step, ...]
     recorded: Sum
@@ -197,7 +197,7 @@ class _Replay:
 
 
 def _is_given(record: Record) -> bool:
-    """True if circumstances decided, not the policy: an excuse, or a store that was away."""
+    """Return True if circumstances decided, not the policy: an excuse, or a store that was away."""
     if record.action in ("hold", "ignore"):
         return True
     return record.action == "restart" and record.next_available_ms is None

@@ -63,14 +63,14 @@ TABLE: Final[tuple[tuple[str, Callable[[Owed], bool], Verdict], ...]] = (
     ("it runs", lambda owed: owed.unit.state in RUNNING, "done"),
     ("a person stopped it", lambda owed: not owed.unit.wanted, "done"),
     (
-        "a hold met its last start",
+        "a hold prevented its last start",
         lambda owed: owed.unit.kept_down and owed.record.effect != "started",
         "start",
     ),
-    ("it has moved on since", lambda owed: not owed.is_as_left, "done"),
-    ("what it needs is tried again", lambda owed: owed.retry == "elapsed", "start"),
-    ("what it needs is tried again later", lambda owed: owed.retry == "waiting", "wait"),
-    ("what it needs was not there", lambda owed: owed.retry == "none", "retry"),
+    ("it was started or stopped since", lambda owed: not owed.is_as_left, "done"),
+    ("its retry is due", lambda owed: owed.retry == "elapsed", "start"),
+    ("its retry has a timer", lambda owed: owed.retry == "waiting", "wait"),
+    ("a unit that it needs was not active", lambda owed: owed.retry == "none", "retry"),
     (
         "it was started, and did not begin",
         lambda owed: (

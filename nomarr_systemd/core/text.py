@@ -28,7 +28,7 @@ def show(value: object) -> str:
 
 
 def quote(text: str) -> str:
-    """Text in double quotes, escaped and cut."""
+    """Return the text in double quotes, escaped and cut."""
     cut = text if len(text) <= 60 else text[:57] + "..."
     backslashed = cut.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escape(backslashed)}"'
@@ -50,12 +50,12 @@ _SPELLINGS: Final = _Spellings()
 
 
 def escape(text: str) -> str:
-    """The text on one line, with every character that cannot be printed spelled out."""
+    """Return the text on one line, with every character that cannot be printed spelled out."""
     return text if text.isprintable() else text.translate(_SPELLINGS)
 
 
 def spell(path: tuple[str | int, ...]) -> str:
-    """A path of keys: ``pool.tag.workers``, ``policy.never_restart[1]``."""
+    """Return a path of keys: ``pool.tag.workers``, ``policy.never_restart[1]``."""
     spelled = ""
     for part in path:
         if isinstance(part, int):
@@ -90,7 +90,7 @@ _PIECE: Final = 512
 
 
 def one_line(text: str, limit: int = 4096) -> str:
-    """The text on one line, what is not printable spelled out, and cut."""
+    """Return the text on one line, what is not printable spelled out, and cut."""
     shown = text
     if not text.isprintable():
         shown = ""
@@ -102,7 +102,7 @@ def one_line(text: str, limit: int = 4096) -> str:
 
 
 def clean(text: str, limit: int = 4096) -> str:
-    """The same for a line of a log: without its colours, tabs and trailing white space."""
+    """Return a line of a log as ``one_line`` does, without colours, tabs and trailing blanks."""
     if text.isprintable():
         return one_line(text, limit)
     text = text[: 2 * limit].expandtabs(4)
@@ -112,7 +112,8 @@ def clean(text: str, limit: int = 4096) -> str:
 
 
 def clean_all(value: Any, limit: int = 4096) -> Any:
-    """A decoded JSON value with every text in it on one line, names of attributes included."""
+    """Return a decoded JSON value with every text in it on one line, names of attributes
+    included."""
     match value:
         case str():
             return one_line(value, limit)
@@ -124,7 +125,7 @@ def clean_all(value: Any, limit: int = 4096) -> Any:
 
 
 def clean_lines(text: str, limit: int = 4096, most: int = 2000) -> list[str]:
-    """The lines of a text, each of them clean."""
+    """Return the lines of a text, each of them clean."""
     return [clean(line, limit) for line in text.split("\n")[:most]]
 
 
@@ -132,7 +133,7 @@ _UNITS = (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1000))
 
 
 def describe_ms(ms: int) -> str:
-    """A duration in at most two units: ``3 min 12 s``, ``1.5 s``, ``5 min``, ``250 ms``."""
+    """Return a duration in at most two units: ``3 min 12 s``, ``1.5 s``, ``5 min``, ``250 ms``."""
     if ms < 1000:
         return f"{ms} ms"
     if ms < 10_000 and ms % 1000:

@@ -17,7 +17,8 @@ class Moment(NamedTuple):
 
 
 def age_ms(then: Moment, now: Moment) -> int:
-    """How long ago ``then`` was: by boottime within one boot, else by wall time; never negative."""
+    """Return how long ago ``then`` was: by boottime within one boot, else by wall time; never
+    negative."""
     if then.boot_id == now.boot_id:
         return max(0, now.boottime_ms - then.boottime_ms)
     return max(0, now.wall_ms - then.wall_ms)

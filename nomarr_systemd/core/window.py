@@ -13,7 +13,7 @@ Window = Mapping[str, Sequence[Any]]
 
 
 def has(window: Window, invocation: str) -> bool:
-    """True if the restart after this run is counted in it."""
+    """Return True if the restart after this run is counted in it."""
     return any(invocation in row[0::3] for row in window.values())
 
 

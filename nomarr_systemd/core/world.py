@@ -33,7 +33,7 @@ class Unit(NamedTuple):
     lacks: str = ""  # a unit that it requires and that is not active, and the state of that
 
     def is_still_failed(self, run: str) -> bool:
-        """True if it is failed in this run, not masked, and has no job queued."""
+        """Return True if it is failed in this run, not masked, and has no job queued."""
         is_free = not self.masked and not self.has_job
         return is_free and self.state == "failed" and self.invocation == run
 

@@ -176,12 +176,13 @@ class Lab:
         return done
 
     def systemctl(self, *arguments: str, check: bool = True, timeout_s: float = 60.0) -> str:
-        """What ``systemctl --user`` prints."""
+        """Return what ``systemctl --user`` prints."""
         command = ["systemctl", "--user", "--no-pager", *arguments]
         return self.run(command, check=check, timeout_s=timeout_s).stdout
 
     def journal(self, *arguments: str) -> str:
-        """What ``journalctl`` prints: lines of the manager, the programs and the services."""
+        """Return what ``journalctl`` prints: lines of the manager, the programs and the
+        services."""
         command = ["nsenter", f"--target={self.pid}", "--mount", "--", "journalctl", "--no-pager"]
         done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
         return done.stdout
@@ -307,7 +308,7 @@ def go_where_a_lab_can_be(arguments: Sequence[str]) -> None:
 
 
 def is_mapped(uid: int) -> bool:
-    """True if there is such a user here; a user namespace may have only root."""
+    """Return True if there is such a user here; a user namespace may have only root."""
     with open("/proc/self/uid_map", encoding="ascii") as file:
         ranges = [tuple(map(int, line.split())) for line in file]
     return any(first <= uid < first + count for first, _, count in ranges)

@@ -85,7 +85,7 @@ class Stage:
                 raise DemoFailed(said, hint=done.stderr.strip())
 
     def show(self, instance: str, name: str) -> str:
-        """A property of the worker's unit."""
+        """Return a property of the worker's unit."""
         unit = parse_component(instance).unit
         text = self.lab.systemctl(
             "show", f"--property={name}", unit, check=False, timeout_s=PATIENCE_S
@@ -93,12 +93,12 @@ class Stage:
         return text.partition("=")[2].strip()
 
     def health(self) -> dict[str, str]:
-        """The health of every worker, by component id."""
+        """Return the health of every worker, by component id."""
         rows = json.loads(self.ctl("status", "--json", check=False) or "[]")
         return {row["component"]: row["health"] for row in rows}
 
     def jobs(self, pool: str) -> dict[str, dict[str, Any]]:
-        """The pool's jobs by the names of their files."""
+        """Return the pool's jobs by the names of their files."""
         found = json.loads(self.ctl("jobs", "list", "--json", "--limit", "0", "--pool", pool))
         return {os.path.basename(job["path"]): job for job in found["jobs"]}
 
@@ -107,7 +107,7 @@ class Stage:
         return read_published(public, parse_component(instance)).account
 
     def decision(self, instance: str, invocation: str = "") -> str:
-        """The controller's last line in the journal about the worker, or one run of it."""
+        """Return the controller's last line in the journal about the worker, or one run of it."""
         matches = [f"NOMARR_INSTANCE={instance}", "SYSLOG_IDENTIFIER=nomarr-controller"]
         if invocation:
             matches.append(f"NOMARR_INVOCATION_ID={invocation}")
@@ -115,7 +115,7 @@ class Stage:
         return said.splitlines()[-1] if said else ""
 
     def said_by(self, instance: str) -> list[str]:
-        """The journal of a worker: its own lines, systemd's and the controller's about it.
+        """Return the journal of a worker: its own lines, systemd's and the controller's about it.
 
         A journald of root does not know the units of a private manager by name, only its cgroups.
         """

@@ -254,7 +254,7 @@ class Story(Stage):
         self.ctl("jobs", "add", "--pool", "tag", *paths)
 
     def _wait_for_jobs(self, paths: list[str], *statuses: str) -> dict[str, dict[str, Any]]:
-        """The pool's jobs by name, once the named ones are in one of these states."""
+        """Return the pool's jobs by name, once the named ones are in one of these states."""
         names = [os.path.basename(path) for path in paths]
 
         def look() -> dict[str, dict[str, Any]] | None:
@@ -314,7 +314,7 @@ def _read_tags(path: str) -> dict[str, Any]:
 
 
 def _sections(report: str, *wanted: str) -> str:
-    """The head and the facts of a report of ``why``, and the wanted ones of its sections."""
+    """Return the head and the facts of a report of ``why``, and the wanted ones of its sections."""
     head, facts, *rest = report.strip().split("\n\n")
     kept = [head, facts]
     for section in rest:

@@ -16,7 +16,7 @@ from nomarr_systemd.core.named_tuple import NamedTuple
 from nomarr_systemd.store.protocol import HOSTS, Doc, Store
 
 FORGET_MS: Final = 30 * 86_400_000  # after this a lost host's document is deleted
-_SOME: Final = 20  # leases looked at in one go
+_SOME: Final = 20  # leases that one question returns
 _TRIES: Final = 10
 
 
@@ -25,7 +25,7 @@ class Renewal(NamedTuple):
 
     was_lost: bool  # other hosts had declared this one lost, and have settled its jobs
     is_contested: bool  # another machine, or another user's supervisor, renews it as well
-    is_unsure: bool = False  # another one held it: that was this machine before a boot, or is there
+    is_unsure: bool = False  # another one held it: this machine before a boot, or another machine
 
 
 class HostLease:
@@ -76,7 +76,7 @@ class HostLease:
 
 
 def find_late(store: Store, now_ms: int) -> list[Lease]:
-    """Leases that were not renewed for half of their time, the latest first; a few of them."""
+    """Return a few leases that were not renewed for half of their time, the oldest first."""
     where = {"state": "held"}
     first = _read_all(store.find(HOSTS, where, order="renewed_ms", limit=1))
     if first and first[0].age_ms(now_ms) * 2 <= first[0].lease_ms:
@@ -98,13 +98,13 @@ def declare_lost(store: Store, lease: Lease) -> bool:
 
 
 def find_lost(store: Store) -> list[Lease]:
-    """The leases of hosts that were declared lost."""
+    """Return the leases of hosts that were declared lost."""
     return _read_all(store.find(HOSTS, {"state": "lost"}, order="renewed_ms"))
 
 
 def is_first(store: Store, host: str, pool: str = "") -> bool:
-    """True if this is the first host by its id that holds a lease: it does what one of them has
-    to do from time to time. About a pool also if the first host does not have that pool."""
+    """Return True if this host has the first id of all hosts that hold a lease: it does what one
+    host has to do for all. With ``pool``, also if that first host does not have this pool."""
     found = store.find(HOSTS, {"state": "held"}, limit=1)
     if not found or found[0]["_key"] == host:
         return bool(found)

@@ -1,5 +1,5 @@
-"""Turns of restarts in the store: so many workers of a pool may start again at the same time, on
-all hosts. A turn is a lease: it ends by itself, by the store's clock, if its host is lost.
+"""Turns of restarts in the store: a limited number of workers of a pool may restart at once, on all
+hosts. A turn is a lease: it ends by itself, by the store's clock, if its host is lost.
 
 One document for each pool, changed only by compare-and-swap. When a worker waits for its turn is
 decided in ``core.start_table``.
@@ -30,7 +30,7 @@ class TurnStore:
         self._at_once = at_once
 
     def read(self, pools: Iterable[str]) -> dict[str, Turns]:
-        """The turns of these pools; none if there is no limit."""
+        """Return the turns of these pools; none if there is no limit."""
         if not self._at_once:
             return {}
         now_ms = self._store.now_ms()
@@ -54,7 +54,7 @@ class TurnStore:
         return name in self._change(component.pool, change)
 
     def give(self, component: Component) -> None:
-        """Give back the turn of the worker, if it has one."""
+        """End the turn of the worker, if it has one."""
         name = hosted(component.component_id, self._host)
 
         def change(held: Holders, _now_ms: int) -> Holders:
@@ -87,7 +87,8 @@ def _key(pool: str) -> str:
 
 
 def _held(doc: Doc, now_ms: int) -> Holders:
-    """The turns that are not over. What is damaged counts as over: then restarts do not wait."""
+    """Return the turns that are not over. What is damaged counts as over: then restarts do not
+    wait."""
     holders = doc.get("holders")
     return {
         name: until_ms

@@ -55,7 +55,7 @@ class HostView(NamedTuple):
     crashes: tuple[CrashView, ...]  # newest first
 
     def statuses(self) -> dict[str, int]:
-        """Its workers by status."""
+        """Return its workers by status."""
         found: dict[str, int] = {}
         for states in self.pools.values():
             for status, number in states.items():
@@ -74,12 +74,12 @@ class HostView(NamedTuple):
 
 
 def view_hosts(docs: Iterable[Doc], now_ms: int) -> list[HostView]:
-    """The hosts of these documents, the worst first; ``now_ms`` is the store's clock."""
+    """Return the hosts of these documents, the worst first; ``now_ms`` is the store's clock."""
     return sorted((_view(doc, now_ms) for doc in docs), key=_rank)
 
 
 def trim(doc: Doc) -> Doc:
-    """The part of a host's document that is shown, for the live socket."""
+    """Return the part of a host's document that is shown, for the live socket."""
     return {"_key": doc["_key"], **{name: doc[name] for name in _FIELDS if name in doc}}
 
 

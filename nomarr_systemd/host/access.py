@@ -12,7 +12,7 @@ _TIMEOUT_S: Final = 10.0
 
 
 def may_read(path: str, user: str, groups: Sequence[str] = ()) -> bool:
-    """True if ``user``, with these groups besides its own, may read the file, or owns it and
+    """Return True if ``user``, with these groups besides its own, may read the file, or owns it and
     could permit it. Only root can call this; False if there is no such user."""
     import grp
     import pwd

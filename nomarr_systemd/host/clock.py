@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import time
 from functools import cache
 
@@ -9,12 +11,12 @@ from nomarr_systemd.core.time import Moment
 
 
 def wall_ms() -> int:
-    """Milliseconds since 1970, by the system clock."""
+    """Return the milliseconds since 1970, by the system clock."""
     return time.time_ns() // 1_000_000
 
 
 def now() -> Moment:
-    """The present moment by wall time and by time since boot, suspend included."""
+    """Return the present moment by wall time and by time since boot, suspend included."""
     return Moment(
         wall_ms(),
         read_boot_id(),
@@ -24,6 +26,10 @@ def now() -> Moment:
 
 @cache
 def read_boot_id() -> str:
-    """The kernel's random id of this boot, 32 hex digits."""
+    """Return the random id of this boot, 32 hex digits, as systemd has it. A unit's own /proc may
+    have another one: in a container of systemd-nspawn, that of the host."""
+    told = os.environ.get("NOMARR_BOOT_ID", "")
+    if re.fullmatch("[0-9a-f]{32}", told):
+        return told
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         return file.read().strip().replace("-", "")

@@ -22,8 +22,8 @@ class NotApplied(ConfigError):
 
 
 def read_applied(paths: Paths) -> Config:
-    """The configuration in force. NotApplied before the first apply; NotPermitted if this user may
-    not read it; ConfigError if it is damaged."""
+    """Return the configuration in force. NotApplied before the first apply; NotPermitted if this
+    user may not read it; ConfigError if it is damaged."""
     import json  # nomarrctl --help needs neither
 
     from nomarr_systemd.config.values import Config
@@ -37,7 +37,7 @@ def read_applied(paths: Paths) -> Config:
             hint="run nomarrctl apply first",
         ) from error
     except PermissionError as error:
-        raise NotPermitted(f"{paths.resolved} is not for you to read", hint=JOIN) from error
+        raise NotPermitted(f"this user may not read {paths.resolved}", hint=JOIN) from error
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(
             f"cannot read {paths.resolved}: {error}", hint="run nomarrctl apply"
@@ -48,8 +48,8 @@ def read_applied(paths: Paths) -> Config:
 
 
 def read_file(name: str, paths: Paths) -> Config:
-    """The configuration that the file ``name`` describes, or ConfigError with all its mistakes;
-    NotPermitted if this user may not read it."""
+    """Return the configuration that the file ``name`` describes, or ConfigError with all its
+    mistakes; NotPermitted if this user may not read it."""
     from nomarr_systemd.config.file import parse  # the resident programs need no TOML
 
     try:
@@ -87,7 +87,8 @@ def read_file(name: str, paths: Paths) -> Config:
 
 
 def as_stored(config: Config) -> Config:
-    """The configuration as it is after it was written and read: what ``read_applied`` returns."""
+    """Return the configuration as it is after it was written and read: what ``read_applied``
+    returns."""
     import json
 
     return type(config).from_dict(json.loads(json.dumps(config.to_dict())))

@@ -16,7 +16,7 @@ _MAX_RETRY_S: Final = 0.02
 
 
 def write_durably(path: str, content: bytes, *, mode: int = 0o600) -> None:
-    """Write, fsync, rename into place, fsync the directory."""
+    """Write a file: write a temporary one, fsync, rename it into place, fsync the directory."""
     temporary = f"{path}.{os.getpid()}.new"
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
     fd = os.open(temporary, flags, mode)
@@ -77,7 +77,7 @@ def share(fd: int, directory: str) -> None:
 
 
 def remove(path: str) -> bool:
-    """Unlink; False if it was not there."""
+    """Remove a file; return False if it was not there."""
     try:
         os.unlink(path)
     except FileNotFoundError:

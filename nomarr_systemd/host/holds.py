@@ -1,7 +1,7 @@
 """Holds: one file for each instance that must not start; the unit's condition looks for it, so a
 hold survives a reboot. A hold made by a person is a pause; the controller makes the others.
 
-A pause of a pool, or of everything, is a switch besides: a file that says that workers which are
+A pause of a pool, or of all pools, also makes a switch: a file that says that workers which are
 added later begin paused, too. A pause may have an end, by the wall clock.
 """
 
@@ -32,7 +32,7 @@ class Pause(NamedTuple):
     """A person's pause: the reason of the hold, and its end."""
 
     why: str
-    until_ms: int | None = None  # wall-clock time; None: until somebody resumes
+    until_ms: int | None = None  # wall-clock time; None: until a person resumes
 
     def is_over(self, now_ms: int) -> bool:
         return self.until_ms is not None and self.until_ms <= now_ms
@@ -54,7 +54,7 @@ class Holds:
         self._directory = directory
 
     def read(self, worker: Component) -> str:
-        """Why the worker may not start, in one printable line; empty if it may.
+        """Return why the worker may not start, in one printable line; empty if it may.
 
         Never raises: systemd refuses the start of a worker whose hold exists, readable or not.
         """
@@ -81,8 +81,8 @@ class Holds:
         return True
 
     def is_over(self, worker: Component, now_ms: int) -> bool:
-        """True if the end of its pause has come, or a resume of it was cut off and nothing else
-        holds it since."""
+        """Return True if the end of its pause has come, or a resume of it was cut off and nothing
+        else holds it since."""
         found = self._read(worker.instance)
         if found is None:
             return os.path.exists(self._path(worker) + _RESUMING)
@@ -123,7 +123,7 @@ class Holds:
     # Resumes
 
     def is_paused(self, worker: Component) -> bool:
-        """True if a person paused it, or a resume of it was cut off before the start."""
+        """Return True if a person paused it, or a resume of it was cut off before the start."""
         resuming = os.path.exists(self._path(worker) + _RESUMING)
         return resuming or self.read(worker).startswith(PAUSED)
 
@@ -151,7 +151,7 @@ class Holds:
         return any(found)
 
     def instances(self) -> list[str]:
-        """All instances that have a hold, configured or not."""
+        """Return all instances that have a hold, configured or not."""
         names = (name for name in self._names() if name != ALL and not name.startswith(_POOL))
         return sorted({name.removesuffix(_RESUMING) for name in names})
 

@@ -22,7 +22,7 @@ class DirectoryWatch:
     """Reports which names in directories were added, removed or replaced. ``fd`` is for poll()."""
 
     def __init__(self, *directories: str) -> None:
-        """OSError if one of the directories cannot be watched."""
+        """Watch the directories; OSError if one of them cannot be watched."""
         libc = ctypes.CDLL(None, use_errno=True)
         self.fd: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         if self.fd < 0:
@@ -37,7 +37,8 @@ class DirectoryWatch:
             self._directories[mark] = directory
 
     def read(self) -> set[str] | None:
-        """The names that changed since the last call, or None if some were lost: then check all.
+        """Return the names that changed since the last call, or None if some were lost: then check
+        all.
 
         FileNotFoundError when a directory itself is gone.
         """

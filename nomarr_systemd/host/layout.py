@@ -49,6 +49,11 @@ class Paths(NamedTuple):
     user: bool = False
 
     @property
+    def nomarrctl(self) -> str:
+        """The command for people that is about this installation."""
+        return "nomarrctl --user" if self.user else "nomarrctl"
+
+    @property
     def failures(self) -> str:
         """The FIFO by which the hook wakes the controller; PID 1 keeps it open."""
         return f"{self.runtime}/nomarr/failures"
@@ -118,7 +123,7 @@ def system_paths() -> Paths:
 
 
 def user_paths() -> Paths:
-    """The paths of the user who runs this program."""
+    """Return the paths of the user who runs this program."""
     runtime = os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
     return Paths(runtime, os.path.expanduser("~/.local/state/nomarr"), user=True)
 
@@ -134,10 +139,9 @@ def make_directories(paths: Paths) -> None:
 
 
 def _interpreter_line(python: str, options: str) -> str:
-    """The first line of a program, by which the kernel finds its Python. Where the kernel cannot
-    read such a path, because it has a space or is too long, the shell does: these lines are a
-    command for it, and a string for Python.
-    """
+    """Return the first line of a program, by which the kernel finds its Python. Where the kernel
+    cannot read such a path, because it has a space or is too long, the shell does: these lines are
+    a command for it, and a string for Python."""
     if " " not in python and len(python) + len(options) < 120:
         return f"#!{python}{options}"
     return f"#!/bin/sh\n'''exec' \"{python}\"{options} \"$0\" \"$@\"\n' '''"

@@ -20,7 +20,8 @@ UNKNOWN: Final = "unknown"  # the name of a host that has no machine-id
 
 
 def is_clock_synchronised() -> bool | None:
-    """True if the kernel's clock is synchronised, by any program; None if that is not known."""
+    """Return True if the kernel's clock is synchronised, by any program; None if that is not
+    known."""
     import ctypes  # imported here: the controller does not need it
 
     try:
@@ -32,7 +33,7 @@ def is_clock_synchronised() -> bool | None:
 
 
 def filesystem_of(path: str) -> str:
-    """The kind of filesystem that a path is on; empty if it is not known."""
+    """Return the kind of filesystem that a path is on; empty if it is not known."""
     path = os.path.realpath(path)
     best, kind = "", ""
     try:
@@ -49,7 +50,7 @@ def filesystem_of(path: str) -> str:
 
 
 def is_volatile(path: str) -> bool:
-    """True if a reboot deletes what is in the path."""
+    """Return True if a reboot deletes what is in the path."""
     return filesystem_of(path) in _VOLATILE
 
 
@@ -59,7 +60,7 @@ def free_bytes(path: str) -> int:
 
 
 def share_disk(path: str, other: str) -> bool:
-    """True if both paths are on one filesystem and share its free space."""
+    """Return True if both paths are on one filesystem and share its free space."""
     try:
         return os.stat(path).st_dev == os.stat(other).st_dev
     except OSError:
@@ -67,12 +68,12 @@ def share_disk(path: str, other: str) -> bool:
 
 
 def is_journal_persistent() -> bool:
-    """True if journald writes to the disk: Storage=auto does so if the directory exists."""
+    """Return True if journald writes to the disk: Storage=auto does so if the directory exists."""
     return os.path.isdir("/var/log/journal") and bool(os.listdir("/var/log/journal"))
 
 
 def systemd_version() -> int:
-    """The number of systemd's version; 0 if it is not known."""
+    """Return the number of systemd's version; 0 if it is not known."""
     import subprocess  # imported here: the controller does not need it
 
     try:
@@ -89,7 +90,7 @@ def systemd_version() -> int:
 
 
 def host_of(settings: StoreSettings) -> str:
-    """This host's id in a store that several share; empty for a store of one host.
+    """Return this host's id in a store that several share; empty for a store of one host.
 
     It is ``[fleet] host``, or made from the machine-id, which is to stay on its host
     (machine-id(5)), as systemd makes ids for an application: it never changes, and the machine-id
@@ -115,7 +116,7 @@ def host_of(settings: StoreSettings) -> str:
 
 
 def name_of(settings: StoreSettings) -> str:
-    """This host's name for people: ``[fleet] host``, or the host name made unique by its id."""
+    """Return this host's name for people: ``[fleet] host``, or host name and part of its id."""
     host = host_of(settings)
     if not host or settings.host:
         return host

@@ -27,7 +27,7 @@ class Exposed(NamedTuple):
 
 
 def find_exposed(directory: str) -> Exposed | None:
-    """The first place on the way to ``directory``, itself included, that others may change.
+    """Return the first place on the way to ``directory``, itself included, that others may change.
 
     A parent that everybody may write is fine if it is sticky, as /tmp is: what we own there,
     nobody else can rename or remove. The directory itself must not be: others could make files in
@@ -46,7 +46,7 @@ def find_exposed(directory: str) -> Exposed | None:
 
 
 def find_exposed_file(path: str) -> Exposed | None:
-    """The file, if others may change it or it is no plain file; a missing one is fine."""
+    """Return the file, if others may change it or it is no plain file; a missing one is fine."""
     try:
         facts = os.lstat(path)
     except FileNotFoundError:
@@ -98,7 +98,7 @@ def _find_foreign(path: str, facts: os.stat_result) -> Exposed | None:
 
 
 def _may_be_written(facts: os.stat_result) -> bool:
-    """True if others may write it. A group that has only our user in it does not count; an
+    """Return True if others may write it. A group that has only our user in it does not count; an
     access control list shows in the group's bits."""
     if facts.st_mode & stat.S_IWOTH:
         return True
@@ -106,7 +106,7 @@ def _may_be_written(facts: os.stat_result) -> bool:
 
 
 def _is_private(gid: int) -> bool:
-    """True if the group is our user's own: many systems create one for each user."""
+    """Return True if the group is our user's own: many systems create one for each user."""
     import grp  # rarely needed
     import pwd
 
@@ -118,8 +118,9 @@ def _is_private(gid: int) -> bool:
 
 
 def _is_outside(uid: int) -> bool:
-    """True if the user has no id in our user namespace: such users are left to the creator of the
-    namespace. The system's programs run in the first namespace, where every user has an id."""
+    """Return True if the user has no id in our user namespace: such users are left to the creator
+    of the namespace. The system's programs run in the first namespace, where every user has an
+    id."""
     with open("/proc/sys/kernel/overflowuid", encoding="ascii") as file:
         if uid != int(file.read()):
             return False

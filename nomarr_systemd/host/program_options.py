@@ -1,7 +1,4 @@
-"""The options of the resident programs.
-
-They are parsed without ``argparse``, whose import takes longer than the parsing.
-"""
+"""The options of the resident programs, parsed without ``argparse``: its import is slow."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ PLACES: Final = "[--runtime=DIRECTORY] [--state=DIRECTORY] [--user]"
 
 
 def parse_options(argv: Sequence[str], flags: Sequence[str] = ()) -> tuple[Paths, set[str]] | None:
-    """The paths that the options name, and the flags given; None if an option is unknown."""
+    """Return the paths that the options name, and the flags given; None if an option is unknown."""
     runtime, state, given = "/run", SYSTEM_STATE, set()
     for argument in argv:
         name, _, value = argument.partition("=")

@@ -25,18 +25,19 @@ class Scope(NamedTuple):
     paths: Paths
 
     def read_file(self) -> Config:
-        """What the configuration file says, applied or not."""
+        """Return what the configuration file says, applied or not."""
         return read_file(self.config_file, self.paths)
 
     def read_in_force(self) -> Config:
-        """What was applied; before the first apply, what the file says."""
+        """Return what was applied; before the first apply, what the file says."""
         try:
             return read_applied(self.paths)
         except NotApplied:
             return self.read_file()
 
     def file_differs(self, applied: Config) -> bool | None:
-        """True if the file is not what was applied, or has mistakes; None if it is not readable."""
+        """Return True if the file is not what was applied, or has mistakes; None if it is not
+        readable."""
         try:
             return as_stored(self.read_file()) != applied
         except NotPermitted:
@@ -61,7 +62,7 @@ class Scope(NamedTuple):
 
 
 def make_scope(config_file: str | None, *, user: bool) -> Scope:
-    """The scope that the global options of nomarrctl name."""
+    """Return the scope that the global options of nomarrctl name."""
     if user:
         default = os.path.expanduser("~/.config/nomarr/nomarr.toml")
         return Scope(True, config_file or default, user_paths())
@@ -69,7 +70,8 @@ def make_scope(config_file: str | None, *, user: bool) -> Scope:
 
 
 def name_person() -> str:
-    """The person that runs this program, for the record; under sudo, the user that called sudo."""
+    """Return the person that runs this program, for the record; under sudo, the user that called
+    sudo."""
     uid = os.getuid()
     try:
         name = pwd.getpwuid(uid).pw_name

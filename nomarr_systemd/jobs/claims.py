@@ -51,7 +51,7 @@ class Claims:
         return next(iter(self.take_batch(1)), None)
 
     def take_batch(self, most: int) -> list[Doc]:
-        """The same for up to ``most`` jobs; for one if the store cannot hold documents."""
+        """Claim and begin up to ``most`` jobs; one if the store cannot hold documents."""
         where = {"pool": self.pool, "status": "pending"}
         if not self.store.find(JOBS, where, limit=1):
             return []  # found out without a lock: idle workers ask this again and again
@@ -99,7 +99,7 @@ class Claims:
         return list(zip(taken, claims, strict=True))
 
     def _end_held(self, key: str, end: End) -> None:
-        """In a batch: record the end of a job that nobody has changed since it was taken."""
+        """In a batch: record the end of a job that was not changed since it was taken."""
         doc, claim_rev = self._held[key]
         self.store.replace(JOBS, _finish(doc, end, now_ms()))
         self.store.delete(CLAIMS, job.claim_key(key), claim_rev)
@@ -109,7 +109,7 @@ class Claims:
         return [doc for doc, _ in found]
 
     def has(self, key: str) -> bool:
-        """Whether this run still has a job of its batch: it may have been settled meanwhile."""
+        """Return True if this run still has a job of its batch: it may have been settled."""
         return job.is_in_hand(self.store.get(JOBS, key), self.owner.invocation)
 
     def put_back(self, keys: Sequence[str]) -> None:

@@ -1,7 +1,7 @@
 """The jobs of hosts that are lost: other hosts settle them by the crash policy of their pools.
 
 A host is declared lost by compare-and-swap, so one of the others settles its jobs; settlement
-itself may be repeated. If that one is killed in between, or workers of a lost host go on taking
+itself may be repeated. If that one is killed in between, or workers of a lost host still take
 jobs, the first of all hosts finds the claims within minutes.
 """
 
@@ -66,9 +66,8 @@ class LostHosts:
 
 
 def _settle(store: Store, lease: Lease, run: ClaimedRun, wall_ms: int) -> Iterator[Found]:
-    """Not counted against the worker or its pool, but against its jobs: one that takes its host
-    down would take down one after the other. A damaged document must not keep other runs from
-    being settled."""
+    """Settle a run of a lost host. Its end counts against its jobs: one that takes its host down
+    would take down one host after the other. It does not count against the worker or its pool."""
     end = RunEnd(
         run.component_id, run.invocation, HOST_LOST, wall_ms, counted=False, blames_job=True
     )

@@ -46,7 +46,7 @@ class OwedResults:
         return True
 
     def forget(self) -> None:
-        """The end of this run's job is recorded."""
+        """Remove the file of this run: the end of its job is recorded."""
         if self._directory:
             remove(self._path(self._owner.invocation))
 
@@ -79,7 +79,9 @@ class OwedResults:
         if deliver(Claims(store, pool, owner), key, end, attempts):
             log.info("the end of job %r, owed by run %s, is recorded", key, owner.invocation)
         else:
-            log.warning("job %r has moved on since run %s ended it", key, owner.invocation)
+            log.warning(
+                "job %r was begun again or changed since run %s ended it", key, owner.invocation
+            )
         remove(path)
 
     def _path(self, invocation: str) -> str:

@@ -68,7 +68,7 @@ def add(
 
 
 def find_of_run(store: Store, pool: str, invocation: str) -> Doc | None:
-    """The job that a run had when it died; None if no job names that run any more."""
+    """Return the job that a run had when it died; None if no job names that run any more."""
     where = {"pool": pool, "invocation": invocation}
     # The last ones by key, as it did them in this order; of a batch the first is in hand.
     last = store.find(JOBS, where, descending=True, limit=PAGE)
@@ -86,7 +86,7 @@ def find_of_run(store: Store, pool: str, invocation: str) -> Doc | None:
 
 
 def find(store: Store, pool: str, job: str) -> Doc:
-    """The job with this key, or of this path in ``pool``; or NoSuchJob."""
+    """Return the job with this key, or of this path in ``pool``; or NoSuchJob."""
     doc = store.get(JOBS, key_of(pool, job)) if pool else None
     if doc is None and ":" in job and job.isascii() and len(job) <= 200 and "/" not in job:
         doc = store.get(JOBS, job)
@@ -103,13 +103,13 @@ def no_such_job(pool: str, job: str) -> NoSuchJob:
 
 
 def walk(store: Store, pool: str, status: Status | None = None) -> Iterator[Doc]:
-    """The jobs of a pool, in each status by key."""
+    """Yield the jobs of a pool, in each status by key."""
     for each in (status,) if status else STATUSES:
         yield from protocol.walk(store, JOBS, {"pool": pool, "status": each})
 
 
 def count(store: Store, pool: str) -> dict[Status, int]:
-    """The number of a pool's jobs in each status."""
+    """Return the number of a pool's jobs in each status."""
     found = store.tally(JOBS, {"pool": pool}, "status")
     return {each: found.get(each, 0) for each in STATUSES}
 

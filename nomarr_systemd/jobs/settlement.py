@@ -22,7 +22,7 @@ from nomarr_systemd.core.lease import PoolRules
 from nomarr_systemd.core.named_tuple import NamedTuple
 from nomarr_systemd.jobs.claims import CLAIMS, find_owner, make_claim
 from nomarr_systemd.jobs.queue import JOBS, write_again
-from nomarr_systemd.store.protocol import Store, hosted, walk
+from nomarr_systemd.store.protocol import Store, hosted, put, walk
 
 STATS: Final = "stats"
 MAX_RUNS: Final = 100_000  # with claims: more than can ever run
@@ -56,8 +56,8 @@ def settle(store: Store, pool: Rules, end: RunEnd, host: str = "") -> tuple[Outc
 
 
 def find_claimed_runs(store: Store, host: str) -> list[ClaimedRun]:
-    """The runs of this host that have claims, MAX_RUNS at most. Workers may write anything into
-    this store: a claim that names no run must not hide the others."""
+    """Return the runs of this host that have claims, MAX_RUNS at most. Workers may write anything
+    into this store: a claim that names no run must not hide the others."""
     found: set[ClaimedRun] = set()
     for claim in walk(store, CLAIMS, {"host": host}):
         with contextlib.suppress(JsonError, BadName):
@@ -69,7 +69,7 @@ def find_claimed_runs(store: Store, host: str) -> list[ClaimedRun]:
 
 
 def restore_claims(store: Store, pool: str, wall_ms: int) -> int:
-    """Give running jobs of a pool back the claims that they have lost; returns how many.
+    """Insert the lost claims of a pool's running jobs again; returns how many.
 
     Nothing here deletes a claim before its job has an end, but a person may, and a failover that
     loses a write. With its claim, a job is settled when its run ends, or has ended, as any other.
@@ -90,17 +90,17 @@ def _restore(store: Store, key: str, wall_ms: int) -> bool:
         with store.batch():
             rev = store.insert(CLAIMS, claim)
             try:
-                store.replace(JOBS, doc)  # whoever ends it now reads again, and finds the claim
+                store.replace(JOBS, doc)  # what ends the job now reads again, and finds the claim
             except StaleRevision:
                 store.delete(CLAIMS, claim["_key"], rev)
                 return False
-    except (KeyExists, StaleRevision, BadDocument):  # the last: its key is none of ours
+    except (KeyExists, StaleRevision, BadDocument):  # BadDocument: not a key of ours
         return False
     return True
 
 
 def failure_of(store: Store, pool: str, host: str = "") -> str:
-    """Why the pool has failed; empty if it has not."""
+    """Return why the pool has failed; empty if it has not."""
     failed = _read_books(store, pool, host).get("failed") or {}
     return str(failed.get("reason", ""))
 
@@ -138,7 +138,7 @@ def finish_failing(store: Store, pool: str, wall_ms: int, host: str = "") -> Non
 
 
 def _settle(store: Store, pool: Rules, end: RunEnd, host: str) -> tuple[Outcome, bool]:
-    """Jobs first, then the books, claims last: a claim stays until everything is written."""
+    """Write jobs first, then the books, claims last: a claim stays until all is written."""
     books = _read_books(store, pool.name, host)
     claims = store.find(CLAIMS, {"invocation": end.invocation})
     jobs = [doc for claim in claims if (doc := _find_job(store, claim)) is not None]
@@ -146,14 +146,14 @@ def _settle(store: Store, pool: Rules, end: RunEnd, host: str) -> tuple[Outcome,
     for doc in changed:
         store.replace(JOBS, doc)
     if new_books != books:
-        _write_books(store, new_books)
+        put(store, STATS, new_books)
     for claim in claims:
         store.delete(CLAIMS, claim["_key"], claim["_rev"])
     return outcome, bool(claims) or new_books != books
 
 
 def _find_job(store: Store, claim: Doc) -> Doc | None:
-    """The job of a claim; None if there is none, or if the claim is damaged."""
+    """Return the job of a claim; None if there is none, or if the claim is damaged."""
     with contextlib.suppress(JsonError, BadDocument):
         return store.get(JOBS, get_str(claim, "job"))
     return None
@@ -184,12 +184,5 @@ def _read_books(store: Store, pool: str, host: str) -> Doc:
     return empty | (store.get(STATS, key) or {})
 
 
-def _write_books(store: Store, books: Doc) -> None:
-    if "_rev" in books:
-        store.replace(STATS, books)
-    else:
-        store.insert(STATS, books)
-
-
 def _change_books(store: Store, pool: str, host: str, change: Callable[[Doc], Doc]) -> None:
-    write_again(lambda: _write_books(store, change(_read_books(store, pool, host))))
+    write_again(lambda: put(store, STATS, change(_read_books(store, pool, host))))

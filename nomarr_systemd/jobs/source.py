@@ -12,7 +12,7 @@ class Source(Protocol):
     """Any method may raise NotReady (the store is away): the worker backs off and retries."""
 
     def discover(self) -> str | None:
-        """A job that seems to be free; None if there is none."""
+        """Return a job that seems to be free; None if there is none."""
 
     def claim(self, job: str) -> bool:
         """Claim a job; False if another worker was faster."""

@@ -1,4 +1,4 @@
-"""Figures in the store for readers outside: averages per worker and pool, lengths of queues, and
+"""Figures in the store for other programs: averages per worker and pool, lengths of queues, and
 the health of the GPU with the time of the check.
 """
 
@@ -40,7 +40,7 @@ def publish(store: Store, name: str, figures: Mapping[str, Any], host: str = "")
 
 
 def read_average(store: Store, component_id: str, host: str = "") -> float:
-    """The rolling average of a worker's job times, over its runs; 0 if there is none."""
+    """Return the rolling average of a worker's job times, over its runs; 0 if there is none."""
     found = (store.get(STATS, hosted(component_id, host)) or {}).get(AVERAGE)
     return float(found) if isinstance(found, int | float) and 0 < found < 1e9 else 0.0
 
@@ -51,7 +51,8 @@ def report_gpu(store: Store, health: GpuHealth, host: str = "") -> None:
 
 
 def read_gpu(store: Store, max_age_s: float, host: str = "") -> GpuHealth | None:
-    """The GPU's health; None if there was no recent check, also if the clock was set since."""
+    """Return the GPU's health; None if there was no recent check, also if the clock was set
+    since."""
     doc = store.get(STATS, hosted(GPU, host))
     if doc is None or not isinstance(doc.get("wall_ms"), int):
         return None

@@ -96,7 +96,7 @@ class StoreJobs:
         return found
 
     def claim(self, job: str) -> bool:
-        """True: ``discover`` has claimed it already, in one step with finding it."""
+        """Return True: ``discover`` has found and claimed it in one step."""
         return self._taken is not None and path_of(self._taken) == job
 
     def complete(self, job: str, result: object) -> None:
@@ -106,20 +106,21 @@ class StoreJobs:
         self._unrecorded = (self._key(job), End("error", error=describe_error(error)))
 
     def release(self, job: str) -> None:
-        """At once, with the rest of the batch: a worker that releases a job will wait."""
+        """Release the job at once, and the rest of the batch: a worker that does so will wait."""
         self._unrecorded = (self._key(job), End("pending"))
         self._ask(self._record)
         self._ask(self._put_back)
 
     def check_gpu(self) -> None:
-        """NotReady if a recent check found that the GPU is not available."""
+        """Raise NotReady if a recent check found that the GPU is not available."""
         host, most_s = self._owner.host, self._gpu_max_age_s
         found = self._ask(lambda claims: read_gpu(claims.store, most_s, host))
         if found is not None and not found.available:
             raise NotReady(f"the GPU is not available: {found.reason or 'no reason given'}")
 
     def read_average(self) -> float:
-        """The average time of a job of this worker in earlier runs; 0 if that is not known."""
+        """Return the average time of a job of this worker in earlier runs; 0 if that is not
+        known."""
         owner = self._owner
         return self._ask(lambda claims: read_average(claims.store, owner.component_id, owner.host))
 

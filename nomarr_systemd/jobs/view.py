@@ -75,7 +75,7 @@ def _text(value: object, most: int = _MAX_TEXT) -> str:
 
 
 def _any(value: Any) -> str:
-    """A value of any type, as JSON unless it is a text; null is empty."""
+    """Return a value of any type, as JSON unless it is a text; null is empty."""
     if value is None:
         return ""
     if is_deep(value):

@@ -17,7 +17,7 @@ from nomarr_systemd.core.named_tuple import NamedTuple
 from nomarr_systemd.core.text import one_line
 from nomarr_systemd.ledger.documents import MAX_ROW, is_row
 from nomarr_systemd.ledger.health_history import COLLECTION
-from nomarr_systemd.store.protocol import Doc, Store, hosted, walk
+from nomarr_systemd.store.protocol import Doc, Store, hosted, put, walk
 
 SERIES: Final = "stats"
 LETTERS: Final = {
@@ -30,6 +30,7 @@ LETTERS: Final = {
     "crashed": "c",
     "failed": "f",
 }
+STATUS_OF: Final = {letter: status for status, letter in LETTERS.items()}
 WORST_FIRST: Final = "fcursoth"
 MAX_POINTS: Final = 2000
 _MINUTE_MS: Final = 60_000
@@ -72,6 +73,17 @@ class Bucket(NamedTuple):
         """The letter of the worst status of all samples."""
         return min(self.counts, key=WORST_FIRST.index, default="o")
 
+    def to_json(self) -> dict[str, Any]:
+        """Return the step as an item of ``health`` in docs/json.md#history---health."""
+        return {
+            "at_ms": self.start_ms,
+            "states": {STATUS_OF[letter]: count for letter, count in self.counts.items()},
+            "worst": STATUS_OF[self.worst],
+            "runs": self.runs,
+            "misses": self.misses,
+            "drops": self.drops,
+        }
+
 
 def condense(store: Store, now_ms: int, host: str = "") -> int:
     """Move samples of past steps into the series; returns how many samples there were."""
@@ -97,7 +109,7 @@ def condense(store: Store, now_ms: int, host: str = "") -> int:
         _put(store, index)
     # Last: until here samples can be condensed again.
     store.prune(COLLECTION, "wall_ms", until_ms, {"host": host or None})
-    if host:  # what a host left behind that is gone
+    if host:  # samples of hosts that are gone
         store.prune(COLLECTION, "wall_ms", until_ms - _DAY_MS)
     return len(samples)
 
@@ -330,9 +342,6 @@ def _read_index(store: Store, host: str) -> Doc:
 def _put(store: Store, doc: Doc) -> None:
     """Write a document, unless another process wrote it meanwhile: only one per host condenses."""
     try:
-        if "_rev" in doc:
-            store.replace(SERIES, doc)
-        else:
-            store.insert(SERIES, doc)
+        put(store, SERIES, doc)
     except (StaleRevision, KeyExists):
         return

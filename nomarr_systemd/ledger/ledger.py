@@ -93,7 +93,7 @@ class Ledger:
                 self.set_effect(*effect)
 
     def refund(self, component_id: str, invocation: str, why: str) -> Record | None:
-        """Give back the restart after this failure; None if it is not counted."""
+        """Refund the restart after this failure; None if it is not counted."""
         now = self._clock()
         return self._change(
             component_id, lambda account: book_keeping.refund(account, invocation, now, why)
@@ -149,7 +149,7 @@ class Ledger:
     # The restart count, the mark of failure, and removal
 
     def get_restart_state(self, component_id: str) -> tuple[int, int | None]:
-        """(restart_count, last_restart_wall_ms); (0, None) where there is no record."""
+        """Return (restart_count, last_restart_wall_ms); (0, None) if there is no account."""
         account = self.account(component_id)
         return account.restart_count, account.last_restart_wall_ms
 

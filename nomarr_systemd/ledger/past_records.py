@@ -37,7 +37,7 @@ def keep(store: Store, component_id: str, host: str, rows: Sequence[str]) -> Non
 
 
 def find_newest(store: Store, component_id: str, host: str, limit: int = 1) -> list[Doc]:
-    """The newest documents of a worker, newest first."""
+    """Return the newest documents of a worker, newest first."""
     where = {"host": host, "component_id": component_id}
     return store.find(PAST_RECORDS, where, descending=True, limit=limit)
 
@@ -47,7 +47,7 @@ def make_key(component_id: str, number: int, host: str) -> str:
 
 
 def split_key(key: str) -> tuple[Component | None, int, str]:
-    """The worker, the number and the host in a key; no worker and 0 if it is another key."""
+    """Return the worker, the number and the host in a key; no worker and 0 if it is another key."""
     name, _, host = key.partition("@")
     component_id, _, number = name.rpartition(":")
     try:
@@ -57,11 +57,11 @@ def split_key(key: str) -> tuple[Component | None, int, str]:
 
 
 def read_rows(doc: Doc) -> list[str]:
-    """The records of a document; those that are none are left out."""
+    """Return the records of a document; those that are none are left out."""
     rows = doc.get("rows")
     return [row for row in rows if is_row(row)] if isinstance(rows, list) else []
 
 
 def identify(row: str) -> tuple[str, ...]:
-    """The number and the wall time of a record: numbers begin again with a new account."""
+    """Return the number and the wall time of a record: numbers begin again in a new account."""
     return tuple(row.split("|", 7)[0:7:6])

@@ -342,8 +342,8 @@ def read_published(directory: str, component: Component) -> Published:
 
 
 def list_past(directory: str, component: Component) -> list[int]:
-    """The numbers of the files with records that have left a worker's account, oldest first. Never
-    raises."""
+    """Return the numbers of the files with records that have left a worker's account, oldest first.
+    Never raises."""
     with contextlib.suppress(OSError):
         names = os.listdir(os.path.join(directory, RECORDS, component.instance))
         return sorted(int(name) for name in names if name.isdecimal() and len(name) < 10)
@@ -351,7 +351,7 @@ def list_past(directory: str, component: Component) -> list[int]:
 
 
 def read_past(directory: str, component: Component, number: int) -> list[str]:
-    """The rows of one of these files; none if it is gone. Never raises."""
+    """Return the rows of one of these files; none if it is gone. Never raises."""
     with contextlib.suppress(OSError):
         path = os.path.join(directory, RECORDS, component.instance, str(number))
         with open(path, encoding="utf-8", errors="replace") as file:
@@ -361,7 +361,7 @@ def read_past(directory: str, component: Component, number: int) -> list[str]:
 
 
 def read_whole(directory: str, component: Component) -> Published:
-    """The account with all records that are published: its rows are more than a ring. Never
+    """Return the account with all records that are published, which are more than a ring. Never
     raises."""
     # The account first: what leaves it meanwhile is in the files already.
     published = read_published(directory, component)
@@ -437,4 +437,4 @@ def _decode(content: bytes, component: Component) -> Account:
 
 
 def _say_closed(path: str) -> str:
-    return f"The ledger's records are not for this user to read ({path}): {JOIN}"
+    return f"This user may not read the ledger's records ({path}): {JOIN}"

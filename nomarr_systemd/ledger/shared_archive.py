@@ -99,7 +99,7 @@ class HostArchive(NamedTuple):
 def read_records(
     store: Store, component: Component, since_ms: int, until_ms: int, host: str
 ) -> list[Record]:
-    """The records of a worker of any host between two moments, oldest first."""
+    """Return the records of a worker of any host between two moments, oldest first."""
     doc = store.get(ARCHIVE, _records_key(component, host)) or {}
     rows = {identify(row): row for row in reversed(read_rows(doc))}
     for number in range(_number(doc), max(0, _number(doc) - KEPT), -1):
@@ -113,7 +113,7 @@ def read_records(
 
 
 def get_host(store: Store, host: str, limit: int) -> dict[str, Any]:
-    """What is kept of a host, with its newest incidents, for ``parse_host``."""
+    """Return what is kept of a host, with its newest incidents, for ``parse_host``."""
     doc = store.get(ARCHIVE, _host_key(host)) or {}
     workers = doc.get("workers")
     names = [each for each in workers if isinstance(each, str)] if isinstance(workers, list) else []
@@ -124,7 +124,7 @@ def get_host(store: Store, host: str, limit: int) -> dict[str, Any]:
 
 
 def parse_host(content: object) -> HostArchive:
-    """What ``get_host`` has returned, which is not trusted: what has another shape is left out."""
+    """Read what ``get_host`` has returned, which is not trusted; another shape is left out."""
     content = content if isinstance(content, dict) else {}
     found, incidents = content.get("workers"), []
     names = [_parse(f"{each}{SUFFIX}") for each in found] if isinstance(found, list) else []

@@ -58,12 +58,12 @@ class JobsOutcome(NamedTuple):
 
     quarantined: tuple[str, ...]
     refund: tuple[str, ...]
-    fail_pool: bool  # not trusted: the plan counts for itself
+    fail_pool: bool  # not trusted: the plan counts crashes itself
     failed: tuple[str, ...] = ()
 
 
 def parse_workers(answer: Answer) -> dict[str, LiveWorker] | None:
-    """The workers of a ``snapshot``, by component; None if it is no snapshot."""
+    """Return the workers of a ``snapshot``, by component; None if it is no snapshot."""
     if not isinstance(answer.get("workers"), list):
         return None
     workers = map(parse_worker, get_objects(answer, "workers"))
@@ -71,7 +71,7 @@ def parse_workers(answer: Answer) -> dict[str, LiveWorker] | None:
 
 
 def parse_supervisor(answer: Answer) -> dict[str, int]:
-    """What a ``snapshot`` says of the supervisor itself; {} if it says nothing."""
+    """Return what a ``snapshot`` says of the supervisor itself; {} if it says nothing."""
     about = answer.get("supervisor")
     names = ("pid", "since_wall_ms", "notify_failures")
     return {
@@ -82,7 +82,7 @@ def parse_supervisor(answer: Answer) -> dict[str, int]:
 
 
 def parse_worker(doc: Answer) -> LiveWorker:
-    """The ``worker`` of an event, or one of a snapshot."""
+    """Return the ``worker`` of an event, or one of a snapshot."""
     return LiveWorker(
         _text(doc.get("component")),
         _text(doc.get("status"), _WORD),
@@ -103,7 +103,7 @@ def _seconds(value: object) -> float | None:
 
 
 def _number(value: object) -> float | None:
-    """A number that JSON and people can read."""
+    """Return a number that JSON and people can read."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < _LARGEST:
         return None  # also NaN
     return value
@@ -125,7 +125,7 @@ def _find_job(doc: Answer) -> str:
 
 
 def parse_labels(answer: Answer) -> dict[str, str]:
-    """The labels of ``labels``, by invocation."""
+    """Return the labels of ``labels``, by invocation."""
     labels = answer.get("labels")
     if not isinstance(labels, dict):
         return {}
@@ -133,7 +133,7 @@ def parse_labels(answer: Answer) -> dict[str, str]:
 
 
 def parse_run(answer: Answer) -> RunSaid:
-    """The answer to ``label``."""
+    """Return the answer to ``label``."""
     return RunSaid(
         _text(answer.get("label")),
         _text(answer.get("job"), MAX_JOB),
@@ -142,7 +142,8 @@ def parse_run(answer: Answer) -> RunSaid:
 
 
 def parse_outcomes(answer: Answer) -> dict[str, JobsOutcome]:
-    """The outcomes of ``crashed``, by invocation; runs that are not settled yet are left out."""
+    """Return the outcomes of ``crashed``, by invocation; runs that are not settled yet are left
+    out."""
     outcomes = answer.get("outcomes")
     if not isinstance(outcomes, dict):
         return {}
@@ -159,8 +160,8 @@ def parse_outcomes(answer: Answer) -> dict[str, JobsOutcome]:
 
 
 def parse_frames(answer: Answer) -> list[dict[str, Any]]:
-    """The fields of each valid frame of ``blackbox``, oldest first, with ``received_ms`` if that
-    is known, and with the ``invocation`` that the supervisor saw if the worker named none."""
+    """Return the fields of each valid frame of ``blackbox``, oldest first, with ``received_ms`` if
+    that is known, and with the ``invocation`` that the supervisor saw if the worker named none."""
     lines, received = (
         value if isinstance(value := answer.get(name), list) else []
         for name in ("frames", "received")
@@ -190,12 +191,12 @@ def _stamp(seen: object, invocation: object) -> dict[str, Any]:
 
 
 def parse_event(event: Answer) -> dict[str, Any]:
-    """An event whose every text is clean."""
+    """Return an event whose every text is clean."""
     return {one_line(name, _WORD): clean_all(value) for name, value in event.items()}
 
 
 def _text(value: object, most: int = MAX_TEXT) -> str:
-    """A text, or a number as text; empty for anything else."""
+    """Return a text, or a number as text; empty for anything else."""
     if isinstance(value, int) and not isinstance(value, bool):
         value = str(value)
     return one_line(value, most) if isinstance(value, str) else ""

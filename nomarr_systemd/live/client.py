@@ -24,7 +24,7 @@ MAX_BRIEF: Final = 65_536  # the same for the controller, and MAX_ABOUT for each
 MAX_ABOUT: Final = 1024
 ANSWER_S: Final = 0.5
 _CONNECT_S: Final = 2.0
-_ASK_AGAIN_S: Final = (0.0, 0.02, 0.0)  # pauses after a connection that brought nothing
+_ASK_AGAIN_S: Final = (0.0, 0.02, 0.0)  # pauses before a retry, if there was no answer
 _PIECE: Final = 65_536
 _CREDENTIALS: Final = struct.Struct("3i")
 
@@ -56,7 +56,7 @@ class Subscription:
         return self._connection.fileno()
 
     def read(self) -> list[dict[str, Any]] | None:
-        """The events that have come since the last call; None if the supervisor has left."""
+        """Return the events since the last call; None if the supervisor has ended."""
         try:
             piece = self._connection.recv(_PIECE)
         except BlockingIOError:
@@ -72,7 +72,7 @@ class Subscription:
         return [event for line in lines if (event := _parse(line))]
 
     def wait(self, timeout_s: float | None) -> list[dict[str, Any]] | None:
-        """The same, waiting for at least one event. TimeoutError after ``timeout_s``."""
+        """As ``read``, but wait for at least one event. TimeoutError after ``timeout_s``."""
         ends = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             self._connection.settimeout(_left_s(ends))
@@ -93,7 +93,7 @@ def subscribe(
     timeout_s: float | None = None,
     total_s: float | None = None,
 ) -> Generator[dict[str, Any], None, None]:
-    """Events until the supervisor leaves. NoSupervisor if it is not there at first; TimeoutError
+    """Yield events until the supervisor ends. NoSupervisor if it does not run; TimeoutError
     after ``timeout_s`` without an event, and after ``total_s`` in any case."""
     ends = None if total_s is None else time.monotonic() + total_s
     subscription = Subscription(path, topics, timeout_s=timeout_s or total_s or _CONNECT_S)
@@ -114,7 +114,7 @@ def subscribe(
 
 
 def check_access(path: str) -> None:
-    """NotPermitted if the socket is there and this user may not connect to it."""
+    """Raise NotPermitted if the socket is there and this user may not connect to it."""
     if os.path.exists(path) and not os.access(path, os.W_OK):
         raise NotPermitted(f"this user may not ask the supervisor ({path})", hint=JOIN)
 
@@ -126,13 +126,14 @@ def ask(
     timeout_s: float = ANSWER_S,
     max_bytes: int = MAX_LINE,
 ) -> dict[str, Any]:
-    """The supervisor's answer, or {} if it refused, or did not answer within ``timeout_s``."""
+    """Return the supervisor's answer, or {} if it refused, or did not answer within
+    ``timeout_s``."""
     answer = _ask(path, request, timeout_s, max_bytes)
     return answer if answer.get("ok") is True else {}
 
 
 class Batch:
-    """Questions that belong together: after the first without an answer no more are asked.
+    """Questions that belong together: after one without an answer no more are asked.
 
     A supervisor that hangs costs the caller one timeout, however many questions there are.
     """
@@ -157,7 +158,7 @@ class Batch:
 def _ask(
     path: str, request: Mapping[str, object], timeout_s: float, max_bytes: int
 ) -> dict[str, Any]:
-    """The answer as it came; {} if none came in time, or none that is an object.
+    """Return the answer as it came; {} if none came in time, or it is not an object.
 
     A supervisor that is started again gets a new socket: a request in the old one is sent again.
     """
@@ -173,7 +174,7 @@ def _ask(
 
 
 def _exchange(path: str, request: Mapping[str, object], ends: float, max_bytes: int) -> bytearray:
-    """A whole line; what is longer or was cut off is empty. ConnectionError if nothing came."""
+    """Return a whole line; empty if it is too long or cut off. ConnectionError if nothing came."""
     answer = bytearray()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         _send(connection, path, request, ends)
@@ -189,7 +190,7 @@ def _exchange(path: str, request: Mapping[str, object], ends: float, max_bytes: 
 
 
 def is_supervisor(connection: socket.socket) -> bool:
-    """Whether systemd made the socket: the system's, or our own user's."""
+    """Return True if systemd made the socket: the system's, or our own user's."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _, uid, _ = _CREDENTIALS.unpack(raw)  # of the process that called listen()
     return uid in (0, os.getuid())
@@ -207,7 +208,7 @@ def _send(connection: socket.socket, path: str, request: Mapping[str, object], e
 
 
 def _left_s(ends: float | None) -> float | None:
-    """Seconds until then; TimeoutError if there are none left."""
+    """Return the seconds until ``ends``; TimeoutError if none are left."""
     if ends is None:
         return None
     left_s = ends - time.monotonic()
@@ -217,7 +218,7 @@ def _left_s(ends: float | None) -> float | None:
 
 
 def _parse(line: bytes | bytearray) -> dict[str, Any]:
-    """A line's object; {} if it is none."""
+    """Return the JSON object of a line; {} if it has none."""
     try:
         parsed = decode(bytes(line))
     except JsonError:

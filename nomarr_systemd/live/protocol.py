@@ -69,7 +69,7 @@ class Patterns:
     """The topics of one subscriber. A star stands for one part or more: ``worker:*:status``."""
 
     def __init__(self, topics: object) -> None:
-        """BadName unless ``topics`` is a list of topics or patterns."""
+        """Raise BadName unless ``topics`` is a list of topics or patterns."""
         if not isinstance(topics, list) or not 0 < len(topics) <= MAX_TOPICS:
             raise BadName(f"topics must be a list of 1 to {MAX_TOPICS} topics")
         for topic in topics:
@@ -84,7 +84,8 @@ class Patterns:
         self.wants_queues = any(topic.startswith(("queue", "*")) for topic in topics)
 
     def match(self, topic: str) -> bool:
-        """Whether the subscriber wants the topic. Cached: there are few topics, many events."""
+        """Return True if the subscriber wants the topic. Cached: there are few topics, many
+        events."""
         known = self._known.get(topic)
         if known is None:
             if len(self._known) >= _MAX_KNOWN:

@@ -25,7 +25,7 @@ _TELL_SUPERVISOR_MS: Final = 2000  # for all workers together, if the supervisor
 
 
 class Result(NamedTuple):
-    """What came of an act for one worker: a word for scripts and a text for people."""
+    """The result of an act for one worker: a word for scripts and a text for people."""
 
     worker: Component
     word: str
@@ -33,7 +33,7 @@ class Result(NamedTuple):
 
 
 class Report(NamedTuple):
-    """One act of one person, and what came of it for each worker."""
+    """One act of one person, and its result for each worker."""
 
     action: str
     by: str
@@ -54,7 +54,7 @@ class _Act:
         self._warnings: list[str] = []
 
     def record(self, workers: Sequence[Component], action: str, text: str = "") -> None:
-        """Put the act on record before it is done. Without a store, warn and go on."""
+        """Put the act on record before it is done. Without a store, warn and continue."""
         try:
             if workers:
                 controlling.note(self.scope, self.config, workers, action, self.by, text)

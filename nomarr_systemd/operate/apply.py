@@ -220,8 +220,8 @@ def carry_out(scope: Scope, plan: Plan, say: Callable[[str], None], tell: Tell) 
 
 
 def _want_running(manager: Manager) -> None:
-    """Workers that an older version started are wanted, too: it showed that by no unit, or by a
-    service, which workers that wait for their restart have as well."""
+    """Start the wanted units of workers that an older version started: it had none, or services
+    in their place, which workers that wait for their restart have as well."""
     states = manager.list_loaded(f"{UNIT_PREFIX}*{UNIT_SUFFIX}", f"{WANTED_PREFIX}*")
     running = {name for name, facts in states.items() if facts["ActiveState"] in _RUNNING}
     wanted = {name.partition("@")[2].removesuffix(UNIT_SUFFIX) for name in running}
@@ -242,7 +242,7 @@ def _is_in_force(scope: Scope, manager: Manager, config: Config) -> bool:
 
 
 def _patience_s(plan: Plan, workers: list[Component]) -> float:
-    """For how long workers are waited for: as long as each may take to stop, and a little more. A
+    """Return the seconds to wait for workers: what each may take to stop, and a little more. A
     worker that makes progress may extend its stop without end."""
     pools = {pool.name: pool for pool in [*(plan.before or plan.config).pools, *plan.config.pools]}
     found = [pools[each.pool].stop_timeout_s for each in workers if each.pool in pools]

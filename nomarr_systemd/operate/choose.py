@@ -11,8 +11,8 @@ from nomarr_systemd.core.text import ask_for, quote
 
 
 def choose(config: Config, names: Sequence[str]) -> list[Component]:
-    """The named workers, each once and in the order of the configuration; without names all of
-    them. NoSuchWorker suggests the nearest name."""
+    """Return the named workers, each once and in the order of the configuration; without names all
+    of them. NoSuchWorker suggests the nearest name."""
     everyone = config.components()
     if not names:
         if not everyone:
@@ -37,7 +37,7 @@ def choose(config: Config, names: Sequence[str]) -> list[Component]:
 
 
 def choose_one(config: Config, name: str) -> Component:
-    """The one named worker; the name of a pool is enough if it has only one."""
+    """Return the one named worker; the name of a pool is enough if it has only one."""
     found = choose(config, [name])
     if len(found) != 1:
         raise BadName(
@@ -48,7 +48,7 @@ def choose_one(config: Config, name: str) -> Component:
 
 
 def choose_pool(config: Config, name: str | None) -> str:
-    """The named pool; without a name the only one."""
+    """Return the named pool; without a name the only one."""
     known = [pool.name for pool in config.pools]
     if name in known:
         return name

@@ -68,7 +68,7 @@ def open_ledger(scope: Scope, config: Config) -> None:
 
 
 def read_accounts(scope: Scope, config: Config) -> list[Account]:
-    """Every account of this host, from the ledger itself."""
+    """Return every account of this host, from the ledger itself."""
     with _open(scope, config) as site:
         return site.ledger.accounts()
 
@@ -80,7 +80,7 @@ def arm_end_of_pauses(scope: Scope, config: Config) -> None:
 
 
 def is_incident(held: str) -> bool:
-    """True if an incident is the reason of this hold."""
+    """Return True if an incident is the reason of this hold."""
     return held.startswith(INCIDENT)
 
 

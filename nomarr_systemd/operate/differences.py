@@ -19,8 +19,8 @@ class Change(NamedTuple):
 
 
 def compare(before: Config, after: Config) -> list[Change]:
-    """All changes, in the order of the sections. A pool that is new or gone is one change of its
-    ``workers``."""
+    """Return all changes, in the order of the sections. A pool that is new or gone is one change of
+    its ``workers``."""
     both = (before, after)
     return [
         *_compare_values("store", *(each.store._replace(host="")._asdict() for each in both)),

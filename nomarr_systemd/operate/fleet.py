@@ -48,7 +48,7 @@ class Fleet(NamedTuple):
     is_cut: bool  # there are more hosts than MAX_HOSTS
 
     def find(self, name: str) -> HostView:
-        """The host of this name or id, or NoSuchHost."""
+        """Return the host of this name or id, or NoSuchHost."""
         for each in self.hosts:
             if name in (each.name, each.host):
                 return each
@@ -59,15 +59,15 @@ class Fleet(NamedTuple):
 
 
 def split_place(text: str) -> tuple[Component | None, str]:
-    """The worker and the host in ``tag-0@beta``; no worker in ``beta``. BadName if the worker is
-    none."""
+    """Return the worker and the host in ``tag-0@beta``; no worker in ``beta``. BadName if the
+    text before the @ names no worker."""
     prefix = UNIT_PREFIX if text.startswith(UNIT_PREFIX) else ""
     worker, at, host = text.removeprefix(prefix).rpartition("@")
     return (parse_component(prefix + worker), host) if at else (None, text)
 
 
 def read_fleet(scope: Scope, config: Config) -> Fleet:
-    """All hosts; NomarrError if the store is for one host, or nobody answers."""
+    """Return all hosts; NomarrError if the store is for one host, or does not answer."""
     host = host_of(config.store)
     if not host:
         raise NomarrError(
@@ -83,7 +83,7 @@ def read_fleet(scope: Scope, config: Config) -> Fleet:
 
 
 def parse_fleet(answer: Mapping[str, Any]) -> Fleet:
-    """The fleet in the supervisor's answer, which is untrusted."""
+    """Return the fleet in the supervisor's answer, which is untrusted."""
     now_ms, mine = answer.get("now_ms"), answer.get("host")
     now_ms = now_ms if type(now_ms) is int else 0
     docs = [each for each in get_objects(answer, "hosts") if isinstance(each.get("_key"), str)]
@@ -94,7 +94,7 @@ def parse_fleet(answer: Mapping[str, Any]) -> Fleet:
 def read_records(
     scope: Scope, config: Config, host: str, workers: Sequence[Component], since_ms: int = 0
 ) -> list[tuple[Component, Record]]:
-    """The records of workers of any host, oldest first."""
+    """Return the records of workers of any host, oldest first."""
     found: list[tuple[Component, Record]] = []
     for start in range(0, len(workers), _PAGE):
         page = workers[start : start + _PAGE]
@@ -122,7 +122,7 @@ def read_records(
 def read_archives(
     scope: Scope, config: Config, hosts: Sequence[str], limit: int
 ) -> dict[str, HostArchive]:
-    """The workers and the newest ``limit`` incidents of hosts, by host."""
+    """Return the workers and the newest ``limit`` incidents of hosts, by host."""
     found = {}
     for start in range(0, len(hosts), _PAGE):
         page = hosts[start : start + _PAGE]

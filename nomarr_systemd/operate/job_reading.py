@@ -31,7 +31,7 @@ class JobReader(Protocol):
     def count(self, pool: str) -> dict[Status, int]: ...
     def walk(self, pool: str, status: Status) -> Iterator[Doc]: ...
     def find(self, pool: str, job: str) -> Doc:
-        """The job with this key, or of this path in ``pool``; or NoSuchJob."""
+        """Return the job with this key, or of this path in ``pool``; or NoSuchJob."""
 
 
 @contextmanager
@@ -85,7 +85,7 @@ class LiveReader:
         while page := self._docs(pool=pool, status=status, limit=_PAGE, after=after):
             yield from page
             if page[-1]["_key"] <= after:
-                return  # it does not go on
+                return  # the same page again
             after = page[-1]["_key"]
             if time.monotonic() > ends:  # the supervisor is not trusted to come to an end
                 raise NomarrError(

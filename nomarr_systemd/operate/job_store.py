@@ -49,7 +49,7 @@ def forget_pool_failure(settings: StoreSettings, pool: str) -> None:
 
 
 def _refuse_stranger(directory: str) -> None:
-    """NotPermitted if the directory is there: this user may not write it."""
+    """Raise NotPermitted if the directory is there: this user may not write it."""
     if os.path.exists(directory):
         raise NotPermitted(f"this user may not change the jobs in {directory}", hint="use sudo")
 

@@ -23,7 +23,7 @@ _TIMEOUT_S: Final = 60.0
 
 
 def find_workers(directory: str, paths: Paths) -> set[Component]:
-    """Every worker that left something anywhere, configured or not."""
+    """Return every worker that left something anywhere, configured or not."""
     # Not from the pipes: a process that may write there could add any number of names.
     names = [*_unit_files(directory), *Holds(paths.hold).instances()]
     names += _loaded(user=paths.user)
@@ -95,7 +95,7 @@ def _loaded(*, user: bool) -> list[str]:
 
 
 def _worker_of(name: str) -> Component | None:
-    """The worker of a unit, a timer or a file."""
+    """Return the worker of a unit, a timer or a file."""
     if name.startswith(_RESTART):
         name = name.removeprefix(_RESTART).removesuffix(".timer").removesuffix(UNIT_SUFFIX)
     elif "@" in name and not name.startswith(UNIT_PREFIX):

@@ -25,7 +25,7 @@ class Effective(NamedTuple):
 
 
 def resolve(config: Config, worker: Component) -> tuple[Effective, ...]:
-    """Every rule of a worker, or NoSuchWorker."""
+    """Return every rule of a worker, or NoSuchWorker."""
     rules = config.rules_for(worker)
     return tuple(
         Effective(rule, value, getattr(DEFAULT_RULES, rule), config.origin_of(worker, rule))

@@ -48,7 +48,7 @@ def read_settings(texts: Sequence[str]) -> dict[str, Any]:
 
 
 def change(rules: Rules, settings: dict[str, Any]) -> Rules:
-    """The rules with these settings, or BadName if they do not fit each other."""
+    """Return the rules with these settings, or BadName if they do not fit each other."""
     changed = rules._replace(**settings)
     if changed.lifetime_days and changed.max_lifetime_restarts > RING:
         raise BadName(f"with lifetime_days max_lifetime_restarts must not be above {RING}")
@@ -62,7 +62,7 @@ def change(rules: Rules, settings: dict[str, Any]) -> Rules:
 
 
 def add_up(replays: Sequence[Replayed]) -> tuple[Sum, Sum]:
-    """The sums of all workers, recorded and simulated."""
+    """Return the sums of all workers, recorded and simulated."""
     recorded = [each.result.recorded for each in replays]
     simulated = [each.result.simulated for each in replays]
     return _sum(recorded), _sum(simulated)

@@ -146,7 +146,7 @@ def _check_passwords(scope: Scope, config: Config, parsed: ServerUrl) -> Iterato
 
 
 def _find_users(config: Config) -> set[tuple[str, tuple[str, ...]]]:
-    """The users that workers run as, each with the groups that its pool adds."""
+    """Return the users that workers run as, each with the groups that its pool adds."""
     found: set[tuple[str, tuple[str, ...]]] = {(_USER, ())}
     for pool in config.pools:
         added = dict(pool.unit).get("SupplementaryGroups", "")

@@ -110,8 +110,8 @@ def _compare(source: Side, target: Side, collection: str) -> None:
 
 
 def _move(collection: str, doc: Doc, old: str, new: str) -> Doc | None:
-    """The document as it is kept for the host ``new``; None if it is another host's, which SQLite
-    has no place for."""
+    """Return the document as it is kept for the host ``new``; None if it is another host's, which
+    SQLite has no place for."""
     moved = {name: value for name, value in doc.items() if name not in ("_rev", "_id")}
     if old == new:
         return moved
@@ -140,7 +140,7 @@ def _changed(collection: str, key: str) -> NomarrError:
 
 
 def find_running(scope: Scope) -> list[str]:
-    """The configured workers that run now."""
+    """Return the configured workers that run now."""
     try:
         config = scope.read_in_force()
     except NomarrError:

@@ -1,7 +1,7 @@
 """Waiting for systemd's jobs.
 
 systemd bounds every job by the unit's own timeouts, which a worker may extend again and again: a
-caller that must go on sets a limit. What is left then, or when a person interrupts the wait,
+caller that cannot wait sets a limit. What is left then, or when a person interrupts the wait,
 systemd finishes.
 """
 
@@ -28,7 +28,7 @@ Tell = Callable[[str], None]  # takes a line that says how far a wait has got
 
 
 def is_idle(facts: Facts) -> bool:
-    """True if systemd has no job queued or running for the unit."""
+    """Return True if systemd has no job queued or running for the unit."""
     return facts.get("Job", "") in ("", "0")
 
 
@@ -49,7 +49,7 @@ def queue(manager: Manager, verb: Verb, units: Sequence[str]) -> None:
 
 
 def queue_gently(manager: Manager, verb: Verb, units: Sequence[str], what: str, tell: Tell) -> None:
-    """The same, but with few jobs at a time: thousands of workers that start at once would keep
+    """As ``queue``, but with few jobs at a time: thousands of workers that start at once would keep
     the machine busy for minutes. Return when the last has begun, or waits for another unit, which
     may take for ever. Hold no lock meanwhile."""
     left, begun = list(units), dict[str, float]()

@@ -46,7 +46,7 @@ class Advice(NamedTuple):
 def advise(report: Report) -> list[Advice]:
     """Return the advice on a report, most useful first."""
     witnesses = report.witnesses
-    ours = "nomarrctl --user" if witnesses.paths.user else "nomarrctl"
+    ours = witnesses.paths.nomarrctl
     systemctl = "systemctl --user" if witnesses.paths.user else "systemctl"
     if not witnesses.is_applied:
         return [Advice("It is configured, but has no unit yet:", f"{ours} apply")]
@@ -67,19 +67,21 @@ def advise(report: Report) -> list[Advice]:
 
 
 def _for_state(report: Report, systemctl: str, ours: str) -> Iterator[Advice]:
-    """What changes the state that the worker is in now."""
+    """Yield what changes the state that the worker is in now."""
     witnesses = report.witnesses
     unit, instance, pool = (
         witnesses.component.unit,
         witnesses.component.instance,
         witnesses.component.pool,
     )
-    if witnesses.is_masked and (witnesses.account.failure_reason or "").startswith(POOL_FAILED):
+    reason = witnesses.account.failure_reason or ""
+    is_for_good = witnesses.is_masked or bool(reason and not witnesses.is_running)
+    if is_for_good and reason.startswith(POOL_FAILED):
         yield Advice(
             "When the cause is mended, reset the counts of its pool and start it:",
             f"{ours} reset --pool {pool} --start",
         )
-    elif witnesses.is_masked:
+    elif is_for_good:
         yield Advice(
             "When the cause is mended, reset its counts, unmask and start it:",
             f"{ours} reset --start {instance}",
@@ -127,24 +129,24 @@ def _for_living(report: Report, systemctl: str) -> Iterator[Advice]:
         )
     elif said and said.status == "unhealthy":
         yield Advice(
-            "It works on what it waits for, and is left alone unless max_unhealthy_s in [health]"
-            " says how long."
+            "It runs, and says that it is unhealthy. It is left alone, unless max_unhealthy_s in"
+            " [health] sets a limit."
         )
 
 
 def _for_quarantine(report: Report, invocation: str, ours: str) -> Iterator[Advice]:
-    """Advice if the restart after this death was given back because of its job."""
+    """Yield advice if the restart after this death was refunded because of its job."""
     refund = report.witnesses.account.find(invocation, ("refund",))
     text = refund.text if refund else ""
     if key := find_failed(text):
-        text = f"Its job {key} failed for it, and the restart is given back. To see the job:"
+        text = f"Its job {key} failed for it, and the restart is refunded. To see the job:"
         yield Advice(text, f"{ours} jobs show {key}")
         yield Advice(
             "When it is mended, have it tried again:",
             retry_command(key).replace("nomarrctl", ours, 1),
         )
     elif key := find_quarantined(text):
-        text = f"Its job {key} was quarantined, and the restart is given back. To see the job:"
+        text = f"Its job {key} was quarantined, and the restart is refunded. To see the job:"
         yield Advice(text, f"{ours} jobs show {key}")
         release = release_command(key).replace("nomarrctl", ours, 1)
         yield Advice("When it is mended, let it run again:", release)
@@ -242,7 +244,8 @@ def _for_setup(
 def _for_clean_end(death: DeathFacts, pool: str, ours: str) -> Iterator[Advice]:
     if death.code < 0:
         yield Advice(
-            "Somebody sent it that signal: kill, systemctl kill, or a program that frees memory."
+            "A person or a program sent it that signal: kill, systemctl kill, or a program that"
+            " frees memory."
             " To stop it so that it stays down:",
             f"{ours} pause {pool}",
         )

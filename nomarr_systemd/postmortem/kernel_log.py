@@ -1,7 +1,7 @@
 """What the kernel logged about the end of a run: memory, processes that it refused, system calls.
 
 systemd does not always learn that the kernel killed a process for memory: never with cgroup v1, and
-with v2 not if it looks too early. Nobody but the kernel and root can write such a line.
+with v2 not if it looks too early. Only the kernel and root can write such a line.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from nomarr_systemd.core.start_table import due_in_ms
 from nomarr_systemd.core.text import clean, describe_ms
-from nomarr_systemd.core.time import age_ms
 from nomarr_systemd.postmortem.moments import show_moment
 from nomarr_systemd.postmortem.witnesses import Witnesses, find_last_death
 
@@ -62,8 +62,8 @@ def describe_now(witnesses: Witnesses, *, absolute: bool = False) -> str:
     state = witnesses.facts.get("ActiveState", "")
     if not witnesses.is_applied:
         return "configured, but not applied yet: it has no unit"
+    reason = witnesses.account.failure_reason
     if witnesses.is_masked:
-        reason = witnesses.account.failure_reason
         if reason:
             return f"masked, and stays down until it is reset: {reason}"
         return "masked, but not by a decision on record: it was masked by hand"
@@ -71,6 +71,8 @@ def describe_now(witnesses: Witnesses, *, absolute: bool = False) -> str:
         return "there is no unit of that name: nomarrctl apply installs it"
     if witnesses.is_running:
         return _describe_running(witnesses, state, absolute=absolute)
+    if reason:
+        return f"failed for good, but not masked: {reason}"
     if witnesses.hold:
         return f"held: {witnesses.hold}"
     last = find_last_death(witnesses.account)
@@ -78,7 +80,7 @@ def describe_now(witnesses: Witnesses, *, absolute: bool = False) -> str:
     if last and last.is_scheduled and last.invocation.partition("#")[0] == witnesses.invocation:
         if absolute:
             return f"{text}; its restart is due at {show_moment(last.due.wall_ms)}"
-        left_ms = last.delay_ms - age_ms(last.moment, witnesses.now)
+        left_ms = due_in_ms(last, witnesses.now)
         return f"{text}; it is restarted in {describe_ms(max(0, left_ms))}"
     return text
 

@@ -86,7 +86,7 @@ def to_json(report: Report) -> dict[str, Any]:
 
 
 def _describe_run(witnesses: Witnesses) -> dict[str, Any]:
-    """The main process of the run, and its last frame; nulls if it does not run."""
+    """Return the main process of the run, and its last frame; nulls if it does not run."""
     live = witnesses.live if witnesses.is_running else None
     age_s = live.frame_age_s if live else None
     pid = int(witnesses.facts.get("ExecMainPID") or 0) if witnesses.is_running else 0
@@ -285,7 +285,7 @@ def _describe_restarts(witnesses: Witnesses) -> str:
 
 
 def _find_age_ms(report: Report, at_ms: int) -> int:
-    """Return the age of a death: within this boot by the time since boot, which nobody can set."""
+    """Return the age of a death: within this boot by the time since boot, which cannot be set."""
     record, now = report.record, report.witnesses.now
     if record and record.boot_id == now.boot_id:
         return age_ms(record.moment, now)

@@ -88,3 +88,4 @@ class Report(NamedTuple):
     repeats: Repeats | None = None
     broken: tuple[str, ...] = ()  # required units that failed or are missing
     notes: tuple[str, ...] = ()
+    frames_known: bool = False  # the supervisor was asked for them, and answered

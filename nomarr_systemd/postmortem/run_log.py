@@ -69,7 +69,7 @@ class JournalTerms(NamedTuple):
         return [["_PID=1", f"INVOCATION_ID={run}"]]
 
     def is_of_systemd(self, entry: Entry) -> bool:
-        """True if systemd wrote the entry, by a field of journald: any program can send a
+        """Return True if systemd wrote the entry, by a field of journald: any program can send a
         MESSAGE_ID."""
         if self.user:
             return entry.get("_COMM") == "systemd"
@@ -174,7 +174,7 @@ def read_end(
 
 
 def _is_unplaced(terms: JournalTerms, entry: Entry) -> bool:
-    """True if the entry has no invocation, or that of another manager."""
+    """Return True if the entry has no invocation, or that of another manager."""
     if entry.get("USER_INVOCATION_ID") or entry.get("INVOCATION_ID"):
         return False  # systemd's own entry, which is found by its invocation
     if entry.get("_SYSTEMD_INVOCATION_ID"):
@@ -222,7 +222,7 @@ def _collect(terms: JournalTerms, entries: list[Entry], began_us: int) -> RunLog
         if killings > 1:
             if killings > 2:
                 lines.pop()
-            lines.append(_make_line(entry, f"… and {killings - 1} more that were left of it"))
+            lines.append(_make_line(entry, f"… and {killings - 1} more processes of this run"))
             continue
         lines += [_make_line(entry, text) for text in texts]
         by_process.setdefault(entry.get("_PID"), []).extend(texts)

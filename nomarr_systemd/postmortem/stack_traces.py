@@ -36,7 +36,7 @@ _BETWEEN: Final = re.compile(
 _NATIVE_HEAD: Final = re.compile(r"Stack trace of thread [0-9]+:")
 _NATIVE: Final = re.compile(r"\s*#[0-9]+\s+0x[0-9a-f]+ (\S+) \(([^\s)]+)")
 _HANGS: Final = ("Fatal Python error: Aborted", "Timeout ", "the stacks of all threads")
-ANY_CODE: Final = ("start-timeout", "stop-timeout")  # how it ended after that says nothing
+ANY_CODE: Final = ("start-timeout", "stop-timeout")  # the exit code after that means nothing
 _DIGITS: Final = re.compile(r"[0-9]+")
 _ADDRESS: Final = re.compile(r"0x[0-9a-fA-F]+")
 

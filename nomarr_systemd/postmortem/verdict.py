@@ -18,18 +18,13 @@ from nomarr_systemd.postmortem.repeats import choose_trace, count_repeats
 from nomarr_systemd.postmortem.report_model import NEVER_BEGAN, DeathFacts, Report
 from nomarr_systemd.postmortem.run_log import JournalTerms, Line, RunLog
 from nomarr_systemd.postmortem.stack_traces import fingerprint
-from nomarr_systemd.postmortem.witnesses import (
-    Witnesses,
-    ask_run,
-    find_last_death,
-    read_frames,
-)
+from nomarr_systemd.postmortem.witnesses import RunQuestions, Witnesses, find_last_death
 from nomarr_systemd.systemd.journal_reader import Journal
 from nomarr_systemd.systemd.manager import Manager
 from nomarr_systemd.systemd.needs import find_lacking
 from nomarr_systemd.systemd.systemctl import ManagerError
 
-JOURNAL_S: Final = 0.6  # for reading the journal: the whole report shall take less than a second
+JOURNAL_S: Final = 0.6  # for reading the journal: the whole report takes less than a second
 MAX_FRAMES: Final = 12
 _LONGEST_S: Final = 1e9
 SLICE: Final = "nomarr.slice"
@@ -43,16 +38,19 @@ def make_report(witnesses: Witnesses, invocation: str, record: Record | None) ->
         terms = JournalTerms(witnesses.component, witnesses.paths.user, _find_cgroup(witnesses))
         if witnesses.paths.user and witnesses.invocation == invocation:
             terms = terms._replace(pid=witnesses.facts.get("ExecMainPID", "").removeprefix("0"))
+        supervisor = RunQuestions(witnesses)
         if invocation:
-            report = _report_run(witnesses, journal, terms, invocation, record)
+            report = _report_run(witnesses, supervisor, journal, terms, invocation, record)
         else:
-            report = _report_present(witnesses, journal, terms)
-        notes = (*witnesses.notes, *_note_journal(witnesses, journal, report), *report.notes)
-        return report._replace(notes=notes)
+            report = _report_present(witnesses, supervisor, journal, terms)
+        unread = (*supervisor.notes, *_note_journal(witnesses, journal, report))
+        notes = (*witnesses.notes, *unread, *report.notes)
+        return report._replace(notes=notes, frames_known=supervisor.is_answered)
 
 
 def _report_run(
     witnesses: Witnesses,
+    supervisor: RunQuestions,
     journal: Journal,
     terms: JournalTerms,
     invocation: str,
@@ -67,13 +65,13 @@ def _report_run(
         note = f"Neither the ledger nor the journal knows the run {run}."
         headline = f"{witnesses.component} has no such run"
         return Report(witnesses, "unknown-run", headline, describe_now(witnesses), notes=(note,))
-    said = ask_run(witnesses, run) if witnesses.live else RunSaid()
+    said = supervisor.ask_run(run)
     ended = judge(witnesses, log, record, run, said.label)
     if record is not None and (record.kind, record.action) == (ENDED.kind, "ignore"):
         ended = ended._replace(kind="finished", line=ended.line.removeprefix(f"{ENDED.line}; "))
     if record is None and is_current and witnesses.is_running:
         note = f"The run {run} has not ended."
-        report = _report_present(witnesses, journal, terms)
+        report = _report_present(witnesses, supervisor, journal, terms)
         return report._replace(notes=(note, *report.notes))
     if record is None and not ended.failed:
         if not is_current or witnesses.is_stop_asked or witnesses.hold:
@@ -84,7 +82,7 @@ def _report_run(
         report = _report_death(witnesses, journal, terms, death, log)
         return report._replace(record=record, broken=_find_broken(witnesses))
     death = _ask_kernel(witnesses, journal, log, death, is_current=is_current)
-    frames = read_frames(witnesses, run) if witnesses.live else []
+    frames = supervisor.read_frames(run)
     death = _add_last_words(death, frames[-1] if frames else {}, said)
     report = _report_death(witnesses, journal, terms, death, log, record)
     return report._replace(record=record, frames=tuple(frames[-MAX_FRAMES:]))
@@ -129,10 +127,12 @@ def _add_last_words(death: DeathFacts, last: dict[str, Any], said: RunSaid) -> D
     )
 
 
-def _report_present(witnesses: Witnesses, journal: Journal, terms: JournalTerms) -> Report:
+def _report_present(
+    witnesses: Witnesses, supervisor: RunQuestions, journal: Journal, terms: JournalTerms
+) -> Report:
     """Report on a worker as it is now: what it does, or why it does not run."""
     if witnesses.is_running:
-        return _report_living(witnesses, journal, terms)
+        return _report_living(witnesses, supervisor, journal, terms)
     failed = run_log.find_failed_job(journal, terms)
     if failed is None:
         masked = "is masked" if witnesses.is_masked else "is not running"
@@ -147,10 +147,12 @@ def _report_present(witnesses: Witnesses, journal: Journal, terms: JournalTerms)
     return report._replace(broken=_find_broken(witnesses))
 
 
-def _report_living(witnesses: Witnesses, journal: Journal, terms: JournalTerms) -> Report:
+def _report_living(
+    witnesses: Witnesses, supervisor: RunQuestions, journal: Journal, terms: JournalTerms
+) -> Report:
     run = witnesses.invocation
     log = run_log.read_run(journal, terms, run) if run else RunLog()
-    frames = read_frames(witnesses, run) if witnesses.live and run else []
+    frames = supervisor.read_frames(run) if run else []
     return Report(
         witnesses,
         "alive",
@@ -173,7 +175,7 @@ def _report_stop(witnesses: Witnesses, log: RunLog, ended: Death, *, is_current:
     elif lacks := _find_lacking(witnesses):
         headline = f"{who} was stopped with {lacks}: it cannot run without"
     else:
-        headline = f"{who} was stopped: somebody asked systemd for it"
+        headline = f"{who} was stopped: systemd was asked to stop it"
     return Report(
         witnesses,
         "stopped",
@@ -189,7 +191,7 @@ def _note_last_death(witnesses: Witnesses) -> tuple[str, ...]:
     last = find_last_death(witnesses.account)
     if last is None:
         return ()
-    ours = "nomarrctl --user" if witnesses.paths.user else "nomarrctl"
+    ours = witnesses.paths.nomarrctl
     how = recall(last.kind, last.code).line
     command = f"{ours} why {witnesses.component.instance} --invocation {last.invocation[:8]}"
     return (f"Its last death was another one, at {show_moment(last.wall_ms)}: {how}. {command}",)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from nomarr_systemd.config.values import Config
@@ -177,21 +178,38 @@ def ask_supervisor(paths: Paths, component: Component) -> LiveWorker | None:
     return None
 
 
-def read_frames(witnesses: Witnesses, run: str) -> list[dict[str, Any]]:
-    """Return the frames of a run that the supervisor still keeps, oldest first."""
-    request = {"op": "blackbox", "component": witnesses.component.component_id}
-    frames = parse_frames(client.ask(witnesses.paths.live, request))
-    return [fields for fields in frames if fields.get("invocation") == run]
+class RunQuestions:
+    """Questions to the supervisor about runs of a worker. One that did not answer ``gather``, or
+    one of these, is not asked again: ``notes`` say so then."""
 
+    def __init__(self, witnesses: Witnesses) -> None:
+        self._name = witnesses.component.component_id
+        self._batch = client.Batch(witnesses.paths.live) if witnesses.live else None
 
-def ask_run(witnesses: Witnesses, run: str) -> RunSaid:
-    """Return what the supervisor knows of a run."""
-    request = {
-        "op": "label",
-        "component": witnesses.component.component_id,
-        "invocation": run,
-    }
-    return parse_run(client.ask(witnesses.paths.live, request))
+    def read_frames(self, run: str) -> list[dict[str, Any]]:
+        """Return the frames of a run that the supervisor still keeps, oldest first."""
+        frames = parse_frames(self._ask({"op": "blackbox", "component": self._name}))
+        return [fields for fields in frames if fields.get("invocation") == run]
+
+    def ask_run(self, run: str) -> RunSaid:
+        """Return what the supervisor knows of a run."""
+        request = {"op": "label", "component": self._name, "invocation": run}
+        return parse_run(self._ask(request))
+
+    @property
+    def is_answered(self) -> bool:
+        return self._batch is not None and not self._batch.is_silent
+
+    @property
+    def notes(self) -> list[str]:
+        """That an answer did not come in time."""
+        if self._batch is None or self.is_answered:
+            return []
+        late = "The supervisor does not answer in time: frames of the run, or its job, are missing."
+        return [f"{late} Ask again when the machine is less busy."]
+
+    def _ask(self, request: Mapping[str, object]) -> dict[str, Any]:
+        return self._batch.ask(request) if self._batch else {}
 
 
 def check_known(paths: Paths, config: Config | None, component: Component) -> None:
@@ -272,7 +290,7 @@ def _read_applied(paths: Paths) -> Config:
 
 
 def list_workers(paths: Paths, notes: list[str] | None = None) -> set[Component]:
-    """The workers that have a published account."""
+    """Return the workers that have a published account."""
     found, problem = list_published(paths.public)
     if problem and notes is not None:
         notes.append(problem)

@@ -29,8 +29,8 @@ _DRIVERS: Final[dict[type[ServerUrl], tuple[str, str]]] = {
 
 
 def open_work_store(settings: StoreSettings, *, most: int = MOST_FOUND) -> Store:
-    """The work domain's store; on a server it is opened as ``work_user``, never as the ledger's
-    user, whose password workers must not hold. ``most`` bytes are read at once."""
+    """Return the work domain's store; on a server it is opened as ``work_user``, never as the
+    ledger's user, whose password workers must not hold. ``most`` bytes are read at once."""
     parsed = parse_store_url(settings.url)
     if not settings.work_user and not isinstance(parsed, SqliteUrl):
         raise StoreRefused(
@@ -59,7 +59,7 @@ def open_store(
     publisher: Publisher | None = None,
     most: int = MOST_FOUND,
 ) -> Store:
-    """The store of one domain. ``user`` replaces the URL's user; ``publisher`` is called for
+    """Return the store of one domain. ``user`` replaces the URL's user; ``publisher`` is called for
     every committed document of the ledger; find() returns ``most`` bytes at most."""
     parsed = parse_store_url(url)
     if isinstance(parsed, SqliteUrl):

@@ -89,7 +89,7 @@ class Store(Protocol):
         """True inside a batch."""
 
     def get(self, collection: str, key: str) -> Doc | None:
-        """The document with its ``_key`` and ``_rev``, or None."""
+        """Return the document with its ``_key`` and ``_rev``, or None."""
 
     def insert(self, collection: str, doc: Doc) -> str:
         """Store a new document under its ``_key``; returns its revision, or raises KeyExists."""
@@ -105,7 +105,8 @@ class Store(Protocol):
         KeyExists the batch is to be left."""
 
     def replace_all(self, collection: str, docs: Sequence[Doc]) -> list[str]:
-        """The same for ``replace`` and StaleRevision. Not for the ledger."""
+        """In a batch, if ``can_hold``: ``replace`` for each, in one statement where possible. After
+        StaleRevision the batch is to be left. Not for the ledger."""
 
     def delete(self, collection: str, key: str, rev: str | None = None) -> bool:
         """Remove a document; False if there is none. With ``rev``: StaleRevision if it differs."""
@@ -154,7 +155,8 @@ class Store(Protocol):
         documents are published."""
 
     def now_ms(self) -> int:
-        """The store's clock, which all hosts share: the server's, or this host's on SQLite."""
+        """Return the store's clock, which all hosts share: the server's, or this host's on
+        SQLite."""
 
     def batch(self) -> AbstractContextManager[None]:
         """Writes inside become durable together where the backend can; each is still its own
@@ -176,7 +178,7 @@ _encoder = json.JSONEncoder(
 
 
 def check_key(key: object) -> str:
-    """The key, if every backend can keep it (ArangoDB's rule for ``_key``)."""
+    """Return the key, if every backend can keep it (ArangoDB's rule for ``_key``)."""
     if not isinstance(key, str) or not _KEY.fullmatch(key):
         raise BadDocument(
             f"{key!r:.80} cannot be a document's key",
@@ -186,19 +188,21 @@ def check_key(key: object) -> str:
 
 
 def hosted(name: str, host: str) -> str:
-    """The key of a document that is a host's own; ``host`` is empty if there is one host only."""
+    """Return the key of a document that is a host's own; ``host`` is empty if there is one host
+    only."""
     return f"{name}@{host}" if host else name
 
 
 def check_field(name: str) -> str:
-    """The field name, if it is allowed in a query."""
+    """Return the field name, if it is allowed in a query."""
     if not _FIELD.fullmatch(name):
         raise BadDocument(f"{name!r:.80} cannot be a field in a query")
     return name
 
 
 def check_where(where: Equal | None) -> Equal:
-    """The condition, if it means the same to every backend: texts, whole numbers and None."""
+    """Return the condition, if it means the same to every backend: texts, whole numbers and
+    None."""
     where = where or {}
     for field, value in where.items():
         check_field(field)
@@ -210,7 +214,8 @@ def check_where(where: Equal | None) -> Equal:
 
 
 def check_words(where: Equal) -> Equal:
-    """The condition, if its values are identifiers, which no database takes for another type."""
+    """Return the condition, if its values are identifiers, which no database takes for another
+    type."""
     for field, value in check_where(where).items():
         if not isinstance(value, str) or not _WORD.fullmatch(value):
             raise BadDocument(f"{field} is counted by {value!r:.80}: it is not an identifier")
@@ -218,7 +223,8 @@ def check_words(where: Equal) -> Equal:
 
 
 def check_update(where: Equal, fields: Doc) -> Equal:
-    """The condition of an update, if no document meets it afterwards: else it would not end."""
+    """Return the condition of an update, if no document meets it afterwards: else it would not
+    end."""
     for name in fields:
         check_field(name)
     if all(fields.get(name, value) == value for name, value in check_words(where).items()):
@@ -241,14 +247,14 @@ def in_portions(change: Callable[[], int]) -> int:
 
 
 def check_number(value: int) -> int:
-    """The number, if every backend can compare with it."""
+    """Return the number, if every backend can compare with it."""
     if not -(2**63) <= value < 2**63:
         raise BadDocument("a number in a query has more than 64 bits")
     return value
 
 
 def encode(doc: Doc) -> str:
-    """The document's own fields as compact JSON, or BadDocument."""
+    """Return the document's own fields as compact JSON, or BadDocument."""
     body = {name: value for name, value in doc.items() if name not in ("_key", "_rev", "_id")}
     for name in body:
         if not isinstance(name, str) or name.startswith("_"):
@@ -265,8 +271,8 @@ def encode(doc: Doc) -> str:
 
 
 def decode(text: object, depth: int = MAX_DEPTH) -> Doc:
-    """The JSON object that a store keeps, which others may have written; ValueError if it is none,
-    has a number that is not finite or half of a character in it, or is nested deeper than
+    """Return the JSON object that a store keeps, which others may have written; ValueError if it is
+    none, has a number that is not finite or half of a character in it, or is nested deeper than
     ``depth``."""
     if not isinstance(text, str):
         raise ValueError("it is not a text")
@@ -284,17 +290,23 @@ def decode(text: object, depth: int = MAX_DEPTH) -> Doc:
 
 
 def walk(store: Store, collection: str, where: Equal) -> Iterator[Doc]:
-    """All documents that match, by key; changes meanwhile may be seen or not."""
+    """Yield all documents that match, by key; changes meanwhile may be seen or not."""
     for page in pages(store, collection, where):
         yield from page
 
 
 def pages(store: Store, collection: str, where: Equal | None = None) -> Iterator[list[Doc]]:
-    """The same, so many at once as are read at once."""
+    """Yield all documents that match, by key, in the lists in which they are read."""
     after = ""
     while page := store.find(collection, where, after=after, limit=PAGE):
         yield page
         after = page[-1]["_key"]
+
+
+def put(store: Store, collection: str, doc: Doc) -> str:
+    """Replace the document, or insert it if it has no revision; StaleRevision or KeyExists if
+    another process wrote it meanwhile."""
+    return (store.replace if "_rev" in doc else store.insert)(collection, doc)
 
 
 def new_keys(count: int) -> list[str]:

@@ -12,7 +12,8 @@ _Written = tuple[str, str]  # collection and key
 
 
 class Publication:
-    """``read`` returns the JSON of those of the accounts that exist, ``get`` any document."""
+    """Publishes what a store has written. ``read`` returns the JSON of accounts that exist, ``get``
+    any document."""
 
     def __init__(
         self,

@@ -7,8 +7,8 @@ import time
 
 
 def resolve(host: str, port: int, ends: float) -> list[str]:
-    """The addresses of a host, in the resolver's order; OSError if there is none until ``ends``
-    (by ``time.monotonic``). A resolver that hangs is left behind in its thread."""
+    """Return the addresses of a host, in the resolver's order; OSError if there is none until
+    ``ends`` (by ``time.monotonic``). A resolver that hangs is left behind in its thread."""
     for family in (socket.AF_INET, socket.AF_INET6):
         try:
             socket.inet_pton(family, host)

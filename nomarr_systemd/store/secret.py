@@ -17,7 +17,7 @@ _MAX_BYTES: Final = 4096
 
 
 def read_password(domain: Domain, *, password_file: str | None, engine: str = "arangodb") -> str:
-    """The password for ``domain`` in ``engine``, a URL's scheme; an explicit file wins.
+    """Return the password for ``domain`` in ``engine``, a URL's scheme; an explicit file wins.
 
     StoreRefused says what is missing. There is no credential for both domains: workers must not
     hold the ledger's.

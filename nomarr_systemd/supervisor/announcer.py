@@ -85,7 +85,7 @@ class Announcer:
             self._subscribers.publish(make_event(SYSTEM, "system_update", system=system))
 
     def _assess(self) -> dict[str, Any]:
-        """healthy, degraded (a worker is not healthy) or error (no worker of a pool is)."""
+        """Return the state: healthy, degraded (a worker is not), or error (none of a pool is)."""
         pools: dict[str, bool] = {}
         is_whole = True
         for worker in self._workers:

@@ -3,7 +3,7 @@
 The loop sends it messages and never waits. What cannot be settled, because the store is away, is
 kept and retried. Every claim_timeout_s / 2 it also reads all claims: those of an earlier boot are
 settled at once, those of a run that has ended and was not settled for claim_timeout_s are settled
-as UNREPORTED. Now and then it looks for running jobs that have lost their claim.
+as UNREPORTED. Every _RESTORE_S it looks for running jobs that have lost their claim.
 """
 
 from __future__ import annotations
@@ -370,7 +370,7 @@ class _Settling:
 
 def _longest_s(config: Config) -> float:
     """The longest pause before a retry. When a store that hosts share is back, each of them must
-    renew its lease before the others give it up."""
+    renew its lease before the others declare it lost."""
     is_shared = bool(host_of(config.store))
     return min(_LAST_RETRY_S, config.fleet.lease_s / RENEWALS) if is_shared else _LAST_RETRY_S
 

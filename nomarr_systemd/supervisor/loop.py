@@ -76,7 +76,7 @@ class Loop:
         self._gentle.add(fd, mask, handler)
 
     def hurry(self) -> None:
-        """Do not wait for GENTLE_S before the next read: there is more than can wait."""
+        """Do not wait for GENTLE_S before the next read: a pipe is filling up."""
         self._gentle.hurry()
 
     def change(self, fd: int, mask: int) -> None:

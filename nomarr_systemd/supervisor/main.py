@@ -91,7 +91,7 @@ class Program:
         self._say("READY=1")
 
     def _read_config(self) -> Config | None:
-        """None if there is no valid configuration: then nothing is changed."""
+        """Return the configuration; None if there is no valid one: then nothing is changed."""
         try:
             return read_applied(self._paths)
         except (ConfigError, NotPermitted) as error:

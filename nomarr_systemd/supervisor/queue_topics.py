@@ -79,7 +79,7 @@ class QueueTopics:
             self._read_slowly()
 
     def take_frames(self, worker: Worker) -> None:
-        """A worker's frames may mean that its pool's queue changed."""
+        """Read the queue of the worker's pool soon: its frames may mean that it changed."""
         if not self._subscribers.want_queues():
             return
         job = worker.job

@@ -40,7 +40,7 @@ class RunState:
             self._complain(error)
 
     def recall(self, component_id: str) -> dict[str, Any]:
-        """What the supervisor before this one kept; {} if nothing."""
+        """Return what the supervisor before this one kept of the worker; {} if nothing."""
         return self._found.pop(component_id, {})
 
     def component_ids(self) -> list[str]:

@@ -75,7 +75,7 @@ class StoreTasks:
     def settle_and_wait(
         self, ends: Iterable[RunEnd], patience_s: float, reply: Callable[[Outcomes], None]
     ) -> None:
-        """The same for many runs; ``reply`` gets the outcomes that come within ``patience_s``."""
+        """Settle the jobs of many runs; ``reply`` gets the outcomes known within ``patience_s``."""
         self._settler.settle_and_wait(ends, patience_s, reply)
 
     def find_job(self, invocation: str) -> str:

@@ -50,7 +50,7 @@ from nomarr_systemd.systemd.running_units import RunningUnits
 
 DEFER_S: Final = 1.0  # how long a report of deaths waits for their jobs to be settled
 _MOST_READS: Final = 17  # of one pipe at once: a worker may have made it 1 MiB large
-_MUCH: Final = pipes.PIPE_BYTES // 4  # in one read: a worker that writes so fast need not wait
+_MUCH: Final = pipes.PIPE_BYTES // 4  # in one read: the pipe is filling up, so it must not wait
 _STOPPING: Final = EVENTS["stopping"]
 
 

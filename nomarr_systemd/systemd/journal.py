@@ -53,9 +53,13 @@ class Journal:
     def __init__(self, paths: Paths) -> None:
         self.socket = JournalSocket(paths.kept_entries)
         self._user = paths.user
+        self._ours = paths.nomarrctl
 
-    def write_decision(self, component: Component, record: Record, line: str) -> None:
-        """Write one entry about one decision; ``line`` says how the worker died."""
+    def write_decision(
+        self, component: Component, record: Record, line: str, *, is_masked: bool = True
+    ) -> None:
+        """Write one entry about one decision; ``line`` says how the worker died, ``is_masked``
+        whether systemd has masked one that failed for good."""
         fields = {
             "NOMARR_DECISION": record.action,
             "NOMARR_DELAY_MS": str(record.delay_ms),
@@ -66,7 +70,7 @@ class Journal:
             "NOMARR_LIFETIME": f"{record.lifetime_used}/{record.lifetime_limit}",
             "NOMARR_REASON": record.text,
         }
-        text = f"{component.instance}: {line}. {describe(record)}"
+        text = f"{component.instance}: {line}. {self._describe(record, is_masked=is_masked)}"
         self._write(record.action, text, self._name_worker(component) | fields)
 
     def write_incident(self, pool: str, text: str, *, opened: bool) -> None:
@@ -80,27 +84,27 @@ class Journal:
         fields = {"NOMARR_POOL": pool, "NOMARR_REASON": text}
         self._write("pool-failed", text, fields)
         for each in workers:
-            mend = f"When mended: nomarrctl reset --pool {pool}"
-            own = f"{each.instance}: masked, because {text}. {mend}"
+            mend = f"When mended: {self._ours} reset --pool {pool}"
+            own = f"{each.instance}: failed for good, because {text}. {mend}"
             self._write("pool-failed", own, self._name_worker(each) | fields)
 
-    def write_blame(self, component: Component, blame: BlameJobs, given_back: int) -> None:
-        """Write one entry about jobs to a worker that died of one; ``given_back`` is the number of
-        restarts that it got back."""
+    def write_blame(self, component: Component, blame: BlameJobs, refunded: int) -> None:
+        """Write one entry about jobs to a worker that died of one; ``refunded``: the number of its
+        restarts that were refunded."""
         is_set_aside = blame.quarantined
-        many = "restart was" if given_back == 1 else "restarts were"
+        many = "restart was" if refunded == 1 else "restarts were"
         describe_jobs = describe_quarantine if is_set_aside else describe_failed
         what = describe_jobs(", ".join(blame.jobs))
-        text = f"{component.instance}: {what}; {given_back} {many} given back to this worker."
+        text = f"{component.instance}: {what}; {refunded} {many} refunded to this worker."
         command = (release_command if is_set_aside else retry_command)(blame.jobs[0])
         if command:
-            text += f" To let it run again: {command}"
+            text += f" To let it run again: {command.replace('nomarrctl', self._ours, 1)}"
         fields = {"NOMARR_POOL": component.pool, "NOMARR_JOB": blame.jobs[0]}
         kind = "quarantine" if is_set_aside else "job-failed"
         self._write(kind, text, self._name_worker(component) | fields)
 
     def write_act(self, component: Component, act: str, by: str) -> None:
-        """Write one entry about what a person did: ``act`` is a participle: paused."""
+        """Write one entry about an act of a person; ``act`` is a participle, such as ``paused``."""
         fields = {"NOMARR_ACT": act, "NOMARR_BY": by}
         text = f"{component.instance}: {act} by {by}"
         self._send(text, ACT_ID, _ACT_PRIORITY, "nomarrctl", self._name_worker(component) | fields)
@@ -125,15 +129,18 @@ class Journal:
         }
         self.socket.send({"MESSAGE": text, **head, **fields})
 
-
-def describe(record: Record) -> str:
-    """Return the decision as one sentence."""
-    match record.action:
-        case "restart":
-            return f"Decided: {record.text}."
-        case "fail":
-            return f"Masked: {record.text}. When mended: nomarrctl reset, then start it."
-        case "hold":
-            return f"Held: {record.text}."
-        case _:
-            return f"Not counted: {record.text}."
+    def _describe(self, record: Record, *, is_masked: bool) -> str:
+        """Return the decision as one sentence or two."""
+        mend = f"When mended: {self._ours} reset, then start it."
+        match record.action:
+            case "restart":
+                return f"Decided: {record.text}."
+            case "fail" if is_masked:
+                return f"Masked: {record.text}. {mend}"
+            case "fail":
+                refused = "systemd refuses to mask it, which is tried again"
+                return f"Failed for good: {record.text}; {refused}. {mend}"
+            case "hold":
+                return f"Held: {record.text}."
+            case _:
+                return f"Not counted: {record.text}."

@@ -17,7 +17,6 @@ from typing import Any, Final, NamedTuple, Self
 from systemd import journal
 
 # MESSAGE_IDs of systemd and journald.
-STOPPED: Final = "9d1aaa27d60140bd96365438aad20286"
 EXITED: Final = "98e322203f7a4ed290d09fe03c09fe15"
 FAILED: Final = "d9b373ed55a64feb8242e02dbe79a49c"
 RESOURCES: Final = "ae8f7b866b0347b9af31fe1c80b127c0"

@@ -70,7 +70,7 @@ _ERRORS: Final[Mapping[str, type[Refused]]] = {
 class Manager:
     """One service manager. Every method may raise ManagerError.
 
-    With ``tell`` it is never given up: ``tell`` gets a line that says what is waited for.
+    With ``tell`` there is no time limit: it gets a line that says which answer is awaited.
     """
 
     def __init__(
@@ -88,19 +88,20 @@ class Manager:
         self._started_us: int | None = None
 
     def show(self, units: Sequence[str], properties: Sequence[str]) -> dict[str, dict[str, str]]:
-        """The properties of each unit as texts, by the name it was asked by; one trip for all.
+        """Return the properties of each unit as texts, by the name it was asked by; one trip for
+        all.
 
         What a unit of its kind does not have is empty.
         """
         return self.show_each(dict.fromkeys(units, properties))
 
     def show_each(self, questions: Mapping[str, Sequence[str]]) -> dict[str, dict[str, str]]:
-        """The properties that are asked for of each unit, as texts; one trip for all.
+        """Return the properties that are asked for of each unit, as texts; one trip for all.
 
-        Four of them come from one list of all units: most of the time goes into single questions.
-        systemd goes on between its answers, so the list is asked for before and after the others:
-        if a unit is not the same in both, it is asked about again. What is shown of it was true at
-        one moment.
+        Four properties come from one list of all units: single questions take most of the time.
+        systemd continues between its answers, so the list is asked for before and after them. If a
+        unit differs between the two, it is asked about again: all that is returned of a unit was
+        true at one moment.
         """
         found, left = self._show_once(questions)
         for _ in range(_SHOW_TRIES):
@@ -152,23 +153,23 @@ class Manager:
         return shown, changed
 
     def show_manager(self, *properties: str) -> dict[str, str]:
-        """Properties of the manager itself."""
+        """Return properties of the manager itself."""
         calls = [Call("Get", "ss", (MANAGER, name), interface=PROPERTIES) for name in properties]
         return dict(zip(properties, map(as_text, properties, self._ask_all(calls)), strict=True))
 
     def list_failed(self, pattern: str) -> list[str]:
-        """The loaded units of this pattern that are ``failed``."""
+        """Return the loaded units of this pattern that are ``failed``."""
         return self.list_units("failed", pattern)
 
     def list_units(self, state: str, pattern: str) -> list[str]:
-        """The loaded units of this pattern whose ActiveState is this."""
+        """Return the loaded units of this pattern whose ActiveState is this."""
         found = self._ask(Call("ListUnitsByPatterns", "asas", ([state], [pattern])))
         return [row[0] for row in found[0] if row[3] == state]
 
     def list_loaded(self, *patterns: str) -> dict[str, dict[str, str]]:
-        """LoadState, ActiveState, SubState and Job of the loaded units of these patterns; one trip.
+        """Return LoadState, ActiveState, SubState and Job of the loaded units of these patterns.
 
-        systemd loads no unit for this, which takes it much longer than to answer.
+        One trip. systemd loads no unit for this: loading takes it much longer than answering.
         """
         found = self._ask(Call("ListUnitsByPatterns", "asas", ([], patterns)))
         return {
@@ -181,7 +182,7 @@ class Manager:
         self._ask(Call("StartUnit", "ss", (unit, "replace")))
 
     def start_alone(self, unit: str) -> None:
-        """The same without the units that it wants."""
+        """Queue a start of the unit without the units that it wants; do not wait for it."""
         self._ask(Call("StartUnit", "ss", (unit, "ignore-dependencies")))
 
     def restart(self, unit: str) -> None:
@@ -259,8 +260,8 @@ class Manager:
     def reload_or_start(self, unit: str) -> None:
         """Reload the unit, or start it; waits until it is ready.
 
-        A reload would wait until a unit behind this one has stopped, which may take for ever; it
-        depends on nothing, so it is done at once.
+        The reload ignores ordering: else it would wait until a unit that is ordered after this one
+        has stopped, which may take for ever.
         """
         if self.show([unit], ["ActiveState"])[unit]["ActiveState"] == "active":
             self._systemctl("--job-mode=ignore-dependencies", "reload", unit)

@@ -1,4 +1,4 @@
-"""What a unit requires and that is not active: why it could not be started, or was stopped."""
+"""Units that a unit requires and that are not active: why it did not start, or was stopped."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _RELATIONS: Final = ("Requires", "Requisite", "BindsTo")
 
 
 def find_lacking(manager: Manager, units: Sequence[str]) -> dict[str, str]:
-    """Return for each unit that lacks one a unit that it requires, and the state of that; one that
-    failed before others."""
+    """Return, for each of these units that requires an inactive one, that one and its state; if
+    there are several, a failed one."""
     if not units:
         return {}
     needs = manager.show(units, _RELATIONS)

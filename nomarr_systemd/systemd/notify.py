@@ -42,12 +42,12 @@ def watchdog_s() -> float:
 
 def feed_watchdog() -> None:
     """Tell systemd that this process makes progress."""
-    with contextlib.suppress(OSError):  # a manager that re-executes itself: the next time
+    with contextlib.suppress(OSError):  # systemd re-executes itself: the next ping reaches it
         notify("WATCHDOG=1")
 
 
 def listen_fds() -> list[int]:
-    """The file descriptors that socket activation has passed, or that systemd has kept."""
+    """Return the file descriptors that socket activation has passed, or that systemd has kept."""
     if os.environ.get("LISTEN_PID") != str(os.getpid()):
         return []
     fds = list(range(_FIRST_FD, _FIRST_FD + int(os.environ.get("LISTEN_FDS", "0"))))
@@ -57,7 +57,7 @@ def listen_fds() -> list[int]:
 
 
 def listen_fds_by_name() -> dict[str, list[int]]:
-    """The same by their names, of which systemd passes one for each."""
+    """Return the same descriptors by the names that systemd passes with them."""
     found: dict[str, list[int]] = {}
     names = os.environ.get("LISTEN_FDNAMES", "").split(":")
     for fd, name in zip(listen_fds(), names, strict=False):

@@ -21,7 +21,7 @@ _WANTED: Final = "wanted-"
 
 
 def read_invocation(directory: str, unit: str) -> str:
-    """The invocation in which ``unit`` runs now; empty if it does not run."""
+    """Return the invocation in which ``unit`` runs now; empty if it does not run."""
     try:
         return split_invocation(os.readlink(f"{directory}/{_LINK}{unit}"))[0]
     except (OSError, BadName):
@@ -34,7 +34,7 @@ class RunningUnits:
     def __init__(self, runtime: str) -> None:
         self.directory = f"{runtime}/systemd/units"
         self._wanted = f"{runtime}/nomarr"
-        # Somebody may have removed it: then a request is seen when the run has ended.
+        # It may have been removed: then a stop request is seen when the run has ended.
         places = [self._wanted] if os.path.isdir(self._wanted) else []
         try:
             self._watch = DirectoryWatch(self.directory, *places)
@@ -46,12 +46,12 @@ class RunningUnits:
         self.fd = self._watch.fd
 
     def read(self, component: Component) -> str:
-        """The invocation in which the worker runs now; empty if it does not run."""
+        """Return the invocation in which the worker runs now; empty if it does not run."""
         return read_invocation(self.directory, component.unit)
 
     def read_wanted(self, component: Component) -> str:
-        """What tells the file of the worker's wanted unit from earlier ones; empty if a stop was
-        requested."""
+        """Return an id of the file of the worker's wanted unit, another one after each start; empty
+        if a stop was requested."""
         try:
             facts = os.lstat(f"{self._wanted}/{_WANTED}{component.instance}")
         except OSError:
@@ -59,7 +59,7 @@ class RunningUnits:
         return f"{facts.st_ino}-{facts.st_ctime_ns}"
 
     def changed(self) -> set[str] | None:
-        """The instances whose worker or wanted unit changed, or None: check all of them."""
+        """Return the instances whose worker or wanted unit changed, or None: check all of them."""
         try:
             names = self._watch.read()
         except FileNotFoundError as error:

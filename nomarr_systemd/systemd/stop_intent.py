@@ -24,15 +24,16 @@ _RESTART_US: Final = 1_000_000  # a restart stops and starts the wanted unit at 
 
 
 def is_wanted(wanted: Facts) -> bool:
-    """True unless a stop was requested since the last start. One that never was active, as after
-    an upgrade, has not been stopped."""
+    """Return True unless a stop was requested since the last start. A wanted unit that never was
+    active, as after an upgrade, means no stop."""
     if wanted["ActiveState"] != "inactive" or wanted["Job"]:
         return True
     return _us(wanted, "InactiveEnterTimestampMonotonic") == 0
 
 
 def was_asked_to_stop(unit: Facts, wanted: Facts) -> bool:
-    """True if a stop or restart was requested while the unit's present or last run lasted."""
+    """Return True if a stop or restart was requested while the unit's present or last run
+    lasted."""
     stopped = _us(wanted, "InactiveEnterTimestampMonotonic")
     began = _us(unit, "InactiveExitTimestampMonotonic")
     ended = _us(unit, "InactiveEnterTimestampMonotonic")
@@ -42,8 +43,8 @@ def was_asked_to_stop(unit: Facts, wanted: Facts) -> bool:
 
 
 def was_asked_before(died_us: int, wanted: Facts) -> bool:
-    """The same for an older run of the unit, whose time of death only its report has: True if a
-    stop or restart was requested shortly before. If the worker was started between the stop and
+    """Return True if a stop or restart was requested shortly before the death of an older run of
+    the unit, of which only the report has the time. If the worker was started between the stop and
     the death, the stop was another run's."""
     stopped = _us(wanted, "InactiveEnterTimestampMonotonic")
     if stopped + _RESTART_US < _us(wanted, "InactiveExitTimestampMonotonic") <= died_us:
@@ -52,16 +53,16 @@ def was_asked_before(died_us: int, wanted: Facts) -> bool:
 
 
 def is_down(unit: Facts, wanted: Facts) -> bool:
-    """True if the unit does not run although it was started and no stop was requested since: it
-    failed, ended by itself, or could not be started."""
+    """Return True if the unit does not run although it was started and no stop was requested since:
+    it failed, ended by itself, or could not be started."""
     is_idle = unit["ActiveState"] in ("inactive", "failed") and not unit["Job"]
     return is_idle and wanted["ActiveState"] == "active" and not wanted["Job"]
 
 
 def has_begun(unit: Facts, wanted: Facts) -> bool:
-    """True if the unit has run since it was last wanted, or systemd has tried to run it: then its
-    start conditions were checked after the last requested stop. If they were not met, its last run
-    decides, which may be an older one."""
+    """Return True if the unit has run since it was last wanted, or systemd has tried to run it:
+    then its start conditions were checked after the last requested stop. If they were not met, its
+    last run decides, which may be an older one."""
     if not unit["InvocationID"]:
         return False
     tried = _us(unit, "ConditionTimestampMonotonic")

@@ -1,4 +1,4 @@
-"""The program ``systemctl``, and the errors of systemd's manager, whoever asked it."""
+"""The program ``systemctl``, and the errors of systemd's manager, by whatever way it was asked."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class NotAllowed(Refused, NotPermitted):
 def run_systemctl(
     arguments: Sequence[str], *, fine: Sequence[int], on_wait: Callable[[], None] | None
 ) -> None:
-    """Run it; ManagerError unless its exit status is among these. With ``on_wait`` it may take any
-    time: that is called every WAIT_S."""
+    """Run it; ManagerError unless its exit status is in ``fine``. With ``on_wait``, which is called
+    every WAIT_S, there is no time limit."""
     import subprocess  # slow to import, and no restart needs it
 
     command = ["systemctl", *arguments]
@@ -71,12 +71,13 @@ def run_systemctl(
 
 
 def _kind_of(said: str, other: type[ManagerError]) -> type[ManagerError]:
-    """The error for what systemctl said."""
+    """Return the error for what systemctl said."""
     words = ("Access denied", "uthentication required", "Permission denied")
     return NotAllowed if any(each in said for each in words) else other
 
 
 def _shorten(text: str) -> str:
-    """The first lines of what systemctl said: it says the same of each of thousands of units."""
+    """Return the first lines of what systemctl said: it says the same of each of thousands of
+    units."""
     first, *more = text.split("\n")
     return f"{first[:300]} (and {len(more)} lines more)" if more else first[:300]

@@ -85,7 +85,7 @@ class Changes(NamedTuple):
     remove: tuple[str, ...]
 
     def concern(self, unit: str) -> bool:
-        """True if the drop-in of this unit is among the files."""
+        """Return True if the drop-in of this unit is among the files."""
         return f"{unit}.d/{DROPIN}" in (*self.add, *self.change, *self.remove)
 
     def __bool__(self) -> bool:
@@ -302,7 +302,7 @@ def _templates() -> Environment:
 
 def _settings(pool: Pool, config: Config) -> str:
     """Return the settings that worker/environment.py reads, as JSON. The store's URL has no
-    password. A program of another kind needs the store only, for ``nomarrctl job``."""
+    password. A worker that is not Python needs the store only, for ``nomarrctl job``."""
     values: dict[str, object] = {}
     if not pool.command:
         names = ("frame_interval_s", "stall_timeout_s", "gpu_health_max_age_s")

@@ -32,7 +32,7 @@ class Reader:
     """One client: what it wants, how far it has read, and how many events it has missed."""
 
     def __init__(self, topics: list[str], place: int) -> None:
-        """BadName unless the topics are well formed."""
+        """Raise BadName unless the topics are well formed."""
         self.patterns = Patterns(topics)
         self.key = tuple(sorted(topics))
         self.place = place  # the number of the last event that it was sent
@@ -55,7 +55,8 @@ class Broker:
         self._made: dict[tuple[tuple[str, ...], int], tuple[list[bytes], int]] = {}
 
     def add_reader(self, topics: list[str], last_event_id: str) -> tuple[Reader, Iterable[bytes]]:
-        """A new reader, and what it gets first: what it missed, or a snapshot of each topic."""
+        """Return a new reader, and what it gets first: what it missed, or a snapshot of each
+        topic."""
         epoch, _, number = last_event_id.partition("-")
         known = epoch == self.epoch and number.isascii() and number.isdigit()
         first = self._ring[0].number if self._ring else self.last + 1
@@ -87,7 +88,7 @@ class Broker:
         return reader.place < self.last
 
     def take(self, reader: Reader) -> list[bytes]:
-        """All that is new for a reader, as pieces to send."""
+        """Return all that is new for a reader, as pieces to send."""
         if reader.place >= self.last:
             return []
         key = (reader.key, reader.place)
@@ -102,7 +103,7 @@ class Broker:
         return pieces
 
     def snapshot(self, reader: Reader) -> Iterator[bytes]:
-        """The state of each topic that a reader wants, at the moment when it is asked for: a
+        """Yield the state of each topic that a reader wants, at the moment when it is asked for: a
         client that reads slowly gets newer states, and then their changes once more."""
         number = f"{self.epoch}-{reader.place}"
         topics = [topic for topic in self._state if reader.patterns.match(topic)]
@@ -113,7 +114,7 @@ class Broker:
             yield b": nothing yet\n\n"
 
     def states(self, name: str) -> Iterator[dict[str, Any]]:
-        """The latest ``worker``, ``queue`` or ``system`` of every topic that has one."""
+        """Yield the latest ``worker``, ``queue`` or ``system`` of every topic that has one."""
         for event in self._state.values():
             if isinstance(event.get(name), dict):
                 yield event[name]
@@ -161,7 +162,7 @@ class Broker:
 
 
 def encode(event: Mapping[str, Any], number: str = "") -> bytes:
-    """An event in the form of server-sent events. JSON in ASCII has no line break."""
+    """Return an event in the form of server-sent events. JSON in ASCII has no line break."""
     head = f"id: {number}\n" if number else ""
     kind = str(event.get("type")).partition("\n")[0]
     return f"{head}event: {kind}\ndata: {json.dumps(event, separators=(',', ':'))}\n\n".encode()

@@ -47,7 +47,8 @@ class Guard(NamedTuple):
     token: bytes = b""
 
     def check(self, method: str, headers: Mapping[str, str], *, data: bool) -> Refusal | None:
-        """Why a request is refused; ``data`` says that it asks for more than the page's files."""
+        """Return why a request is refused; ``data`` says that it asks for more than the page's
+        files."""
         if method not in ("GET", "HEAD"):
             return Refusal(405, "only GET and HEAD are allowed")
         host = split_host(headers.get("Host", ""))
@@ -71,7 +72,7 @@ class Guard(NamedTuple):
 
 
 def split_host(text: str) -> str:
-    """The name of a Host header in small letters, without its port; empty if it is none."""
+    """Return the name of a Host header in small letters, without its port; empty if it is none."""
     text = text.strip().lower()
     if len(text) > _MAX_NAME:
         return ""
@@ -84,7 +85,7 @@ def split_host(text: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """True if an address can be reached from this machine only."""
+    """Return True if an address can be reached from this machine only."""
     if host == "localhost":
         return True
     try:
@@ -94,7 +95,7 @@ def is_loopback(host: str) -> bool:
 
 
 def find_peer_uid(family: int, peer: tuple[str, int], local: tuple[str, int]) -> int | None:
-    """The user whose process has the other end of a loopback connection; None if not known.
+    """Return the user whose process has the other end of a loopback connection; None if not known.
 
     The kernel's table lists both ends: the client's has our address as its remote one. A client
     may reach an IPv4 address by a socket of IPv6, which is in the other table.

@@ -69,7 +69,7 @@ class Handler(RequestHandler):
         self.finish(json.dumps(document, separators=(",", ":")))
 
     def query(self, *allowed: str) -> dict[str, str]:
-        """The parameters of the request; BadName for an unknown, repeated or long one."""
+        """Return the parameters of the request; BadName for an unknown, repeated or long one."""
         found = {}
         for name, values in self.request.query_arguments.items():
             if name not in allowed:

@@ -40,7 +40,7 @@ def read_settings(scope: Scope) -> WebSettings:
 
 
 def read_token(settings: WebSettings) -> bytes:
-    """The credential, or the file that [web] names; b"" if there is neither."""
+    """Return the credential, or the file that [web] names; b"" if there is neither."""
     directory = os.environ.get("CREDENTIALS_DIRECTORY", "")
     path = os.path.join(directory, CREDENTIAL) if directory else ""
     if not path or not os.path.exists(path):
@@ -64,7 +64,8 @@ def read_token(settings: WebSettings) -> bytes:
 
 
 def make_guard(settings: WebSettings, token: bytes) -> Guard:
-    """The checks that fit the address. ConfigError if it is open to others and has no token."""
+    """Return the checks that fit the address. ConfigError if it is open to others and has no
+    token."""
     named = frozenset(name.lower() for name in settings.hosts.split())
     if settings.listen.startswith("/"):
         return Guard(named | LOCAL_NAMES if named else None, token)

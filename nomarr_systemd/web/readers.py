@@ -25,7 +25,8 @@ from nomarr_systemd.live.protocol import BLACKBOX, FLEET, HISTORY, JOBS_OF
 from nomarr_systemd.operate import policies, simulation
 from nomarr_systemd.operate.choose import choose, choose_one
 from nomarr_systemd.operate.fleet import parse_fleet
-from nomarr_systemd.operate.overview import Memory, Overview, View, look
+from nomarr_systemd.operate.overview import Memory, Overview, look
+from nomarr_systemd.operate.worker_view import View
 from nomarr_systemd.postmortem.report import incident_to_json, record_to_json, render, to_json
 from nomarr_systemd.postmortem.report_model import Report
 from nomarr_systemd.postmortem.verdict import make_report
@@ -62,7 +63,7 @@ def read_state(scope: Scope, names: tuple[str, ...] = (), memory: Memory | None 
 
 
 def show_worker(state: State, view: View) -> dict[str, Any]:
-    """A worker as in docs/json.md#status, and totals of its account."""
+    """Return a worker as in docs/json.md#status, and totals of its account."""
     account = state.overview.accounts[view.worker.component_id]
     return view.to_json() | {
         "total_restarts": view.statistics.total_restarts,
@@ -163,7 +164,7 @@ def read_history(scope: Scope, worker: Component, query: Mapping[str, str]) -> d
         "since_ms": since_ms,
         "until_ms": until_ms,
         "step_ms": health_series.choose_step(since_ms, until_ms, points),
-        "health": [_show_bucket(bucket) for bucket in buckets],
+        "health": [bucket.to_json() for bucket in buckets],
         "records": [record_to_json(each) for each in records],
         "notes": ([] if answer else [_NO_HISTORY]) + ([problem] if problem else []),
     }
@@ -172,7 +173,7 @@ def read_history(scope: Scope, worker: Component, query: Mapping[str, str]) -> d
 def read_sparklines(
     scope: Scope, config: Config, *, hours: int = 6, points: int = 36
 ) -> dict[str, Any]:
-    """The worst status of each step for every worker, one letter each; ``-``: no sample."""
+    """Return the worst status of each step for every worker, one letter each; ``-``: no sample."""
     now_ms = clock.wall_ms()
     step_ms = hours * 3_600_000 // points
     until_ms = now_ms - now_ms % step_ms + step_ms
@@ -189,7 +190,12 @@ def read_sparklines(
                 if 0 <= place < points:
                     line[place] = min(line[place], bucket.worst, key=_order)
             lines[worker.component_id] = "".join(line)
-    return {"since_ms": since_ms, "step_ms": step_ms, "letters": _WORDS, "workers": lines}
+    return {
+        "since_ms": since_ms,
+        "step_ms": step_ms,
+        "letters": health_series.STATUS_OF,
+        "workers": lines,
+    }
 
 
 def read_frames(scope: Scope, worker: Component) -> dict[str, Any]:
@@ -214,7 +220,7 @@ def show_postmortem(report: Report, form: str) -> str | dict[str, Any]:
 def try_policy(
     scope: Scope, config: Config, worker: Component, changes: list[str]
 ) -> dict[str, Any]:
-    """What another policy would have done; docs/json.md#policy-simulate."""
+    """Return what another policy would have done; docs/json.md#policy-simulate."""
     settings = simulation.read_settings(changes)
     rules = simulation.change(config.rules_for(worker), settings)
     account = read_whole(scope.paths.public, worker).account
@@ -223,8 +229,8 @@ def try_policy(
 
 
 def read_fleet(scope: Scope) -> dict[str, Any]:
-    """All hosts that share the store, the worst first; the supervisor reads them. ``shared`` is
-    false if the store is for one host."""
+    """Return all hosts that share the store, the worst first; the supervisor reads them. ``shared``
+    is false if the store is for one host."""
     fleet = parse_fleet(_ask(scope, {"op": FLEET}))
     return {
         "shared": bool(fleet.mine),
@@ -237,7 +243,7 @@ def read_fleet(scope: Scope) -> dict[str, Any]:
 
 def list_incidents(scope: Scope, state: State) -> dict[str, Any]:
     """Incidents as the controller publishes them: open ones first, then the newest. Which workers
-    an open one holds is as they were just looked at."""
+    an open one holds is taken from ``state``."""
     found, problem = read_incidents(scope.paths.public)
     held: dict[str, list[str]] = {}
     for view in state.overview.views:
@@ -285,17 +291,6 @@ def _ask(scope: Scope, request: Mapping[str, object]) -> dict[str, Any]:
     return answer
 
 
-def _show_bucket(bucket: health_series.Bucket) -> dict[str, Any]:
-    return {
-        "at_ms": bucket.start_ms,
-        "states": {_WORDS[letter]: count for letter, count in bucket.counts.items()},
-        "worst": _WORDS[bucket.worst],
-        "runs": bucket.runs,
-        "misses": bucket.misses,
-        "drops": bucket.drops,
-    }
-
-
 def _trim(job: dict[str, Any]) -> dict[str, Any]:
     """Return a job with a short result: it may have any size, and the page does not show it."""
     result = job.get("result")
@@ -318,5 +313,4 @@ def _order(letter: str) -> int:
     )
 
 
-_WORDS: Final = {letter: word for word, letter in health_series.LETTERS.items()}
 _NO_HISTORY: Final = "the supervisor does not answer: history of health is missing"

@@ -66,7 +66,8 @@ class Site:
         return await asyncio.get_running_loop().run_in_executor(self._pool, ask, *arguments)
 
     async def look(self) -> readers.State:
-        """Everything as it was at most _LOOK_S ago; requests at the same time share one look."""
+        """Return everything as it was at most _LOOK_S ago; requests at the same time share one
+        look."""
         done = self._state
         if done is not None and time.monotonic() - done.at <= _LOOK_S:
             return done
@@ -83,12 +84,12 @@ class Site:
             self._state = None if failed else look.result()
 
     def _forget_look(self) -> None:
-        """What was seen before the supervisor left or came back is not shown after it."""
+        """Forget the last look: it was taken before the supervisor ended or came back."""
         self._look = self._state = None
         self._memory = Memory()  # the look that still runs has the other
 
     async def config(self) -> Config:
-        """The configuration in force, which can be read without systemd."""
+        """Return the configuration in force, which can be read without systemd."""
         return await self.run(self.scope.read_in_force)
 
     async def sparklines(self) -> dict[str, Any]:
@@ -102,7 +103,8 @@ class Site:
         return await asyncio.shield(self._lines)
 
     async def fleet(self) -> dict[str, Any]:
-        """All hosts as they were at most _FLEET_S ago: the supervisor reads them from the store."""
+        """Return all hosts as they were at most _FLEET_S ago: the supervisor reads them from the
+        store."""
         now = time.monotonic()
         if self._fleet is None or (self._fleet.done() and now - self._fleet_at > _FLEET_S):
             self._fleet_at = now
@@ -110,7 +112,7 @@ class Site:
         return await asyncio.shield(self._fleet)
 
     def queues(self) -> dict[str, dict[str, Any]]:
-        """The last state of each pool's queue."""
+        """Return the last state of each pool's queue."""
         found = self.broker.states("queue")
         return {each["queue"]: each for each in found if isinstance(each.get("queue"), str)}
 
@@ -155,7 +157,7 @@ class Site:
 
 
 def is_viewer(uid: int) -> bool:
-    """True if a user is a member of GROUP."""
+    """Return True if a user is a member of GROUP."""
     try:
         user, group = pwd.getpwuid(uid), grp.getgrnam(GROUP)
     except KeyError:
@@ -164,7 +166,7 @@ def is_viewer(uid: int) -> bool:
 
 
 def _find_uid(link: socket.socket | None) -> int | None:
-    """The user at the other end of a TCP connection within this machine; None elsewhere."""
+    """Return the user at the other end of a TCP connection within this machine; None elsewhere."""
     if link is None or link.family not in (socket.AF_INET, socket.AF_INET6):
         return None
     try:

@@ -11,12 +11,12 @@ from typing import Final
 from tornado.iostream import StreamClosedError
 
 from nomarr_systemd.core.errors import BadName
-from nomarr_systemd.live.client import NoSupervisor, Subscription
+from nomarr_systemd.live.client import NoSupervisor
 from nomarr_systemd.live.protocol import SYSTEM, make_event
 from nomarr_systemd.web.broker import Reader, encode
 from nomarr_systemd.web.handlers import Handler
 from nomarr_systemd.web.ticker import EVERY_S
-from nomarr_systemd.web.upstream import LOST
+from nomarr_systemd.web.upstream import LOST, subscribed
 
 MAX_CLIENTS: Final = 1000
 MAX_FRAME_CLIENTS: Final = 32  # each has a connection of its own to the supervisor
@@ -27,7 +27,7 @@ _MAX_FRAMES: Final = 200  # events with frames that wait for a client
 
 class Frames:
     """The frames of one client's topics, from a subscription of its own. A new one begins with
-    a snapshot; it is renewed if the supervisor leaves."""
+    a snapshot; it is renewed if the supervisor ends."""
 
     def __init__(self, path: str, topics: list[str]) -> None:
         self._path = path
@@ -52,25 +52,13 @@ class Frames:
             await asyncio.sleep(1.0)
 
     async def _follow(self) -> None:
-        subscription = Subscription(self._path, self._topics, timeout_s=0.2)
-        loop = asyncio.get_running_loop()
-        readable = asyncio.Event()
-        loop.add_reader(subscription.fileno(), readable.set)
-        try:
-            while True:
-                await readable.wait()
-                readable.clear()
-                events = subscription.read()
-                if events is None:
-                    return
+        with subscribed(self._path, self._topics) as read:
+            while (events := await read()) is not None:
                 self._waiting += map(encode, events)
                 while len(self._waiting) > _MAX_FRAMES:
                     self._waiting.pop(0)
                     self._lost += 1
                 self.arrived.set()
-        finally:
-            loop.remove_reader(subscription.fileno())
-            subscription.close()
 
 
 class EventsHandler(Handler):

@@ -6,9 +6,10 @@ Events go to the broker. How long jobs took is noted on the way, for the metrics
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from nomarr_systemd.core.json import get_objects
@@ -26,6 +27,28 @@ _LAST_RETRY_S: Final = 2.0
 _MAX_SEEN: Final = 10_000  # workers
 
 Sleep = Callable[[float], Awaitable[None]]
+Read = Callable[[], Awaitable[list[dict[str, Any]] | None]]
+
+
+@contextlib.contextmanager
+def subscribed(path: str, topics: Sequence[str]) -> Iterator[Read]:
+    """Yield a function that waits for events and returns them; None when the supervisor ends."""
+    # Connecting to a Unix socket takes no time, or fails; a full backlog waits for 0.2 s.
+    subscription = Subscription(path, topics, timeout_s=0.2)
+    readable = asyncio.Event()
+
+    async def read() -> list[dict[str, Any]] | None:
+        await readable.wait()
+        readable.clear()
+        return subscription.read()
+
+    loop = asyncio.get_running_loop()
+    loop.add_reader(subscription.fileno(), readable.set)
+    try:
+        yield read
+    finally:
+        loop.remove_reader(subscription.fileno())
+        subscription.close()
 
 
 class JobSeen(NamedTuple):
@@ -59,7 +82,7 @@ class Upstream:
                 await self._follow()
             except (NoSupervisor, OSError):
                 pass
-            except Exception:  # the outermost loop: events have no shape that is certain
+            except Exception:  # the outermost loop: an event may have any shape
                 logging.exception("an event of the supervisor was not understood; asking again")
             if self.is_connected:
                 self._set_connected(LOST)
@@ -68,33 +91,20 @@ class Upstream:
             retry_s = min(retry_s * 2, _LAST_RETRY_S)
 
     def find_job(self, component_id: str, job: object) -> JobSeen | None:
-        """When this job of a worker was first seen."""
+        """Return what was seen of this job of a worker; None if it was seen with another one."""
         found = self._seen.get(component_id)
         return found if found and found.job is not None and str(found.job) == job else None
 
     async def _follow(self) -> None:
         """Pass events on until the supervisor closes the connection."""
-        # Connecting to a Unix socket takes no time, or fails; a full backlog waits for 0.2 s.
-        subscription = Subscription(self._path, TOPICS, timeout_s=0.2)
-        loop = asyncio.get_running_loop()
-        readable = asyncio.Event()
-        loop.add_reader(subscription.fileno(), readable.set)
-        try:
+        with subscribed(self._path, TOPICS) as read:
             self._broker.forget_states()
             self._running.clear()
-            while True:
-                await readable.wait()
-                readable.clear()
-                events = subscription.read()
-                if events is None:
-                    return
+            while (events := await read()) is not None:
                 if events and not self.is_connected:
                     self._set_connected(BACK)
                 for event in events:
                     self._take(event)
-        finally:
-            loop.remove_reader(subscription.fileno())
-            subscription.close()
 
     def _set_connected(self, change: str) -> None:
         self.is_connected = change == BACK

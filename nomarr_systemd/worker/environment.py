@@ -38,7 +38,7 @@ class Environment(NamedTuple):
 
 
 def read_environment(variables: Mapping[str, str], pid: int) -> Environment:
-    """The environment of process ``pid``, or ConfigError."""
+    """Return the environment of process ``pid``, or ConfigError."""
     component_id = variables.get("NOMARR_COMPONENT_ID", "")
     health_pipe = variables.get("NOMARR_HEALTH_PIPE", "")
     if component_id or health_pipe:

@@ -131,7 +131,7 @@ def _describe(status: int) -> str:
 
 
 def _last(output: IO[bytes]) -> str:
-    """The last line that the check printed, after a colon."""
+    """Return the last line that the check printed, after a colon."""
     size = output.seek(0, os.SEEK_END)
     output.seek(max(0, size - _TAIL))
     lines = output.read(_TAIL).decode(errors="replace").strip().splitlines()

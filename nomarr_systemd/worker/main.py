@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def make_worker(entrypoint: str) -> Worker:
-    """An instance of the class that ``package.module:Class`` names, or ConfigError."""
+    """Return an instance of the class that ``package.module:Class`` names, or ConfigError."""
     try:
         check_entrypoint(entrypoint)
     except BadName as error:

@@ -1,9 +1,9 @@
 """The background thread: frames for the supervisor, notifications for systemd.
 
 Only this thread notifies systemd. The main thread also writes a frame when the condition changes,
-so that a job that kills the process at once has been named, and waits until READY=1 was sent: its
-first job may keep Python's lock. The main loop proves its progress by a token, and WATCHDOG=1 is
-only sent while the token is young: this thread must not hide a hung loop.
+so that a frame names a job which kills the process at once. It waits until READY=1 was sent: its
+first job may keep Python's lock. The main loop reports progress by setting a time, and WATCHDOG=1
+is sent only while that is recent: this thread must not hide a hung loop.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from nomarr_systemd.worker.wakeup import Wakeup
 
 log = logging.getLogger(__name__)
 
-# Frames for changes: so many at once, then one each BURST_S. Short jobs must not flood the pipe.
+# Frames for changes: BURST at once, then one each BURST_S. Short jobs must not flood the pipe.
 BURST = 10
 BURST_S = 0.1
 MAX_NOTE = 200  # characters
-READY_S = 5.0  # the main thread waits at most so long until READY=1 was sent
+READY_S = 5.0  # the longest wait of the main thread until READY=1 was sent
 STATUS_EVERY_S = 1.0  # each one makes PID 1 send signals on the bus
 EXTEND_EVERY_S = 10.0  # by three times as much each time
 RETRY_S = 0.1  # if PID 1's socket is full
@@ -66,7 +66,7 @@ class Pulse:
         self._room_at = monotonic()
         self._frame_due = 0.0
         self._token = monotonic()
-        self._withheld = False  # the token is too old: progress() wakes the thread
+        self._withheld = False  # pings are withheld: progress() wakes the thread
         self._is_ready = False  # set by the main thread
         self._ready_done = threading.Event()
         self._ended = self._farewell = False
@@ -111,13 +111,13 @@ class Pulse:
             self.wakeup.wake()
 
     def rest(self, seconds: float) -> None:
-        """Report that the main loop waits for ``seconds``; the token ages only after that."""
+        """Report that the main loop waits for ``seconds``: lack of progress counts from then on."""
         self._token = monotonic() + seconds
 
     def set(self, condition: Condition, *, hurry: bool = True) -> None:
         """Report a new condition: now, or BURST_S after the last frame if there were many.
 
-        Without hurry BURST_S from now: the next job's frame may come before that.
+        Without ``hurry``, BURST_S from now: the next job's frame may come before that.
         """
         if condition == self._condition:
             return
@@ -196,7 +196,7 @@ class Pulse:
             self._on_lost()
 
     def _judge(self, now: float) -> Condition:
-        """The condition, with ``recovering`` while a recovery lasts."""
+        """Return the condition, with ``recovering`` while a recovery lasts."""
         condition, recovery = self._condition, self._recovery
         if recovery and now < recovery.until and condition.status in ("healthy", "pending"):
             return condition._replace(status="recovering")

@@ -36,14 +36,14 @@ _OF_A_FILE = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirecto
 
 
 class Waits(NamedTuple):
-    """Growing waits."""
+    """Waits that grow by ``factor`` from ``first_s`` to ``most_s``."""
 
     first_s: float
     factor: float
     most_s: float
 
     def after(self, previous_s: float) -> float:
-        """The wait after ``previous_s``; after 0, the first."""
+        """Return the wait after ``previous_s``; after 0, the first."""
         return min(previous_s * self.factor, self.most_s) if previous_s else self.first_s
 
 
@@ -61,11 +61,11 @@ class Worker:
         """Load what jobs need; may take minutes. Called again before a job after ``evict``."""
 
     def next_job(self) -> str | None:
-        """The next job of a worker that finds its jobs itself; None: there is none."""
+        """Return the next job of a worker that finds its jobs itself; None: there is none."""
         return None
 
     def source(self) -> Source | None:
-        """The source of jobs; called once, after the first ``load``.
+        """Return the source of jobs; called once, after the first ``load``.
 
         None: the queue of the worker's pool. By default ``next_job`` if it is overridden.
         """
@@ -78,7 +78,7 @@ class Worker:
         """Do one job; the result is stored with it, if it is JSON.
 
         An exception fails the job. It counts against the worker, too, unless it is NonFatal, named
-        in ``nonfatal``, or says that the job's own file is missing, closed or a directory.
+        in ``nonfatal``, or says that the job's own file is missing, not permitted or a directory.
         Call ``progress`` in between if it may take longer than stall_timeout_s.
         """
         raise NotImplementedError
@@ -111,7 +111,7 @@ class Runtime:
         self._proven = True  # False: lazy, and no job done since it was loaded
         self._evicted = False
         self._unready = False
-        self._knows_average = False  # that of its earlier runs
+        self._knows_average = False  # the average of its earlier runs was read
         self._idle_since: float | None = None
         self._idle_s = self._backoff_s = 0.0  # the last waits
 
@@ -244,8 +244,8 @@ class Runtime:
         self._end(end)
 
     def _is_of_job(self, error: Exception, job: str) -> bool:
-        """True if the job is to blame for an exception of ``process``, not the worker: it is named
-        in ``nonfatal``, or the operating system refuses the job's own file."""
+        """Return True if the job is to blame for an exception of ``process``, not the worker: it is
+        named in ``nonfatal``, or the operating system refuses the job's own file."""
         if isinstance(error, (NonFatal, *self._worker.nonfatal)):
             return True
         if not isinstance(error, _OF_A_FILE) or not isinstance(error.filename, str | bytes):
@@ -287,7 +287,7 @@ class Runtime:
         self._wait(self._backoff_s)
 
     def _open_queue(self) -> Source:
-        """The queue of the worker's pool; without a store there are no jobs."""
+        """Return the queue of the worker's pool; without a store there are no jobs."""
         settings = self._environment.settings
         if settings.store is None or not self._environment.component_id:
             return OwnJobs(self._worker.next_job)
@@ -353,7 +353,7 @@ class Runtime:
             raise Stop
 
     def _forget(self) -> None:
-        """In a forked child: it must not keep the worker's pipe open, and dies of SIGTERM."""
+        """Undo the set-up in a forked child: it must close the pipe, and die of SIGTERM."""
         signal.set_wakeup_fd(-1)
         for number in SIGNALS:
             signal.signal(number, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""A worker's condition and counts, and both in one line for people."""
+"""A worker's condition and counts, and a line for people that has both."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ class Tally:
 
 
 def describe(condition: Condition, tally: Tally, *, ending: str, past: str = "") -> str:
-    """The text of STATUS=: one short line, whatever the job is called. ``past`` is what its unit
-    knows of its restarts."""
+    """Return the text of STATUS=: one short line, whatever the job is called. ``past`` is what its
+    unit knows of its restarts."""
     words = [ending] if ending and condition.phase != "stopping" else []
     if condition.status in ("recovering", "pending") and condition.phase != "loading_models":
         words.append(condition.status)
@@ -72,6 +72,6 @@ def describe(condition: Condition, tally: Tally, *, ending: str, past: str = "")
 
 
 def _cut(text: str) -> str:
-    """The end of a long text, because paths differ there."""
+    """Return the end of a long text, because paths differ there."""
     text = escape(text)
     return text if len(text) <= 120 else "…" + text[-119:]

@@ -24,7 +24,7 @@ class Wakeup:
             os.write(self.fd, b"\0")
 
     def wait(self, seconds: float) -> bytes:
-        """Wait for ``wake`` or for that long; returns the bytes written (numbers of signals)."""
+        """Wait for ``wake``, ``seconds`` at most; return the bytes written (numbers of signals)."""
         if not self._poll.poll(None if seconds == math.inf else math.ceil(seconds * 1000)):
             return b""
         return os.read(self._heard, 4096)

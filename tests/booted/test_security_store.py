@@ -15,7 +15,7 @@ import pytest
 
 from nomarr_systemd.store.protocol import DOMAINS
 from tests.support import packages
-from tests.support.exposure import as_packaged, read_exposure
+from tests.support.exposure import read_exposure
 from tests.support.installed import WORKERS
 from tests.support.machine import CONFIG, STATE, Machine
 
@@ -320,8 +320,7 @@ def test_a_network_is_for_a_store_on_a_server(machine: Machine) -> None:
         for unit, most in ((supervisor, 1.3), ("nomarr-controller.service", 1.6)):
             assert "127.0.0.0/8" in machine.get(unit, "IPAddressAllow")
             assert "0.0.0.0/0" in machine.get(unit, "IPAddressDeny")
-            with as_packaged(machine):
-                assert read_exposure(machine, unit) <= most
+            assert read_exposure(machine, unit) <= most
     finally:
         machine.run("rm", "-r", place)
         machine.systemctl("daemon-reload")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.installed import WORKERS
+from tests.support.installed import WORKERS, write
 from tests.support.machine import STATE, Machine, unit_of
 
 CONFIG = f"""\
@@ -119,6 +119,50 @@ def test_the_status_of_a_worker_that_waits_shows_why(machine: Machine) -> None:
     assert machine.account(PATIENT).restart_count == 0
 
 
+# It has its job in hand until it is stopped.
+WAITING = """\
+import time
+
+from nomarr_systemd.worker import Worker
+
+
+class Waiting(Worker):
+    def process(self, job):
+        time.sleep(1000)
+"""
+WAIT = f"""
+[pool.wait]
+entrypoint = "waiting:Waiting"
+stop_timeout_s = 1
+
+[pool.wait.unit]
+Environment = ["PYTHONPATH={WORKERS}"]
+"""
+READ_CLAIMS = f"""\
+from nomarr_systemd.store.sqlite.store import SqliteStore
+print(*(each["boot"] for each in SqliteStore("{STATE}", "work").find("claims")))
+"""
+
+
+def test_workers_and_the_supervisor_name_the_same_boot(machine: Machine) -> None:
+    """Else a job that killed its worker is taken for one that a reboot interrupted. The /proc of a
+    worker, which is its own, has the id of the real machine here."""
+    write(machine.path(f"{WORKERS}/waiting.py"), WAITING)
+    machine.apply(CONFIG + WAIT)
+    machine.run("nomarrctl", "jobs", "add", "--pool", "wait", "/srv/long.flac")
+    read = ("env", "PYTHONPATH=/usr/lib/nomarr-systemd", "/usr/bin/python3", "-c", READ_CLAIMS)
+    claimed = machine.wait_for(lambda: machine.run(*read).stdout.strip(), "it has its job")
+    boot = machine.run("cat", "/proc/sys/kernel/random/boot_id").stdout.strip().replace("-", "")
+    assert claimed == boot
+    for unit in ("nomarr-supervisor.service", "nomarr-worker@wait-0.service"):
+        assert f"NOMARR_BOOT_ID={boot}" in machine.get(unit, "Environment").split()
+    died = machine.kill("wait-0")
+    machine.wait_for(lambda: machine.account("wait-0").find(died), "the failure is on record")
+    record = machine.account("wait-0").find(died)
+    assert record is not None
+    assert record.boot_id == boot
+
+
 def test_the_ledger_is_roots_and_the_published_accounts_are_for_the_group(
     machine: Machine,
 ) -> None:
@@ -166,9 +210,9 @@ def test_out_of_memory_has_a_class_of_its_own(machine: Machine) -> None:
 
 def test_root_alone_tells_the_controller_of_failures(machine: Machine) -> None:
     writes = ("echo 0 1<>/run/nomarr/failures", ": >/run/nomarr/lock", ": >/run/nomarr/new")
-    for write in writes:
+    for each in writes:
         done = machine.run(
-            *("setpriv", "--reuid=nomarr", "--regid=nomarr", "--init-groups", "sh", "-c", write),
+            *("setpriv", "--reuid=nomarr", "--regid=nomarr", "--init-groups", "sh", "-c", each),
             check=False,
         )
         assert done.returncode != 0

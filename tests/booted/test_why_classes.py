@@ -134,7 +134,9 @@ def test_an_end_that_nobody_asked_for(machine: Machine, pool: str, how: str) -> 
     assert how in report["death"]["line"]
     assert report["death"]["job"] == "/m/a.flac"
     assert report["decision"]["action"] == "restart"
-    assert ("[pool.zero.policy]" if pool == "zero" else "Somebody sent it") in advice_of(report)
+    assert (
+        "[pool.zero.policy]" if pool == "zero" else "A person or a program sent it"
+    ) in advice_of(report)
 
 
 def test_a_stop_that_was_asked_for(machine: Machine) -> None:
@@ -142,7 +144,7 @@ def test_a_stop_that_was_asked_for(machine: Machine) -> None:
     machine.wait_for(lambda: machine.get("asked-0", "ActiveState") == "inactive", "stopped")
     report = ask(machine, "asked-0")
     assert (report["verdict"], report["death"]) == ("stopped", None)
-    assert "somebody asked systemd for it" in report["headline"]
+    assert "systemd was asked to stop it" in report["headline"]
 
 
 def test_a_stop_with_what_it_is_bound_to(machine: Machine) -> None:

@@ -51,6 +51,21 @@ class Program:
         self.said = done.stderr.decode()
         return self.said if status else done.stdout.decode()
 
+    def complete(self, *words: str) -> list[str]:
+        """What bash is told about the last of these words, which come after ``jobs``."""
+        line = ["nomarrctl", "--user", "jobs", *words]
+        variables = {"COMP_WORDS": " ".join(line), "COMP_CWORD": str(len(line) - 1)}
+        variables |= {"_NOMARRCTL_COMPLETE": "bash_complete", "HOME": str(self.place)}
+        done = subprocess.run(
+            [sys.executable, "-m", "nomarr_systemd.cli.main"],
+            env=os.environ | variables,
+            capture_output=True,
+            check=False,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        return [line.partition(",")[2] for line in done.stdout.splitlines() if line]
+
     def ask(self, *arguments: str | bytes, given: bytes = b"") -> Any:
         return json.loads(self.run(*arguments, "--json", given=given))
 
@@ -73,6 +88,22 @@ def test_ten_thousand_at_once_and_again(program: Program) -> None:
     assert listed["counts"]["tag"]["pending"] == 10_001
     assert [job["path"] for job in listed["jobs"]] == [f"/music/{n:05d}.flac" for n in range(3)]
     assert "9998 more" in program.run("list", "--limit", "3")
+
+
+def test_a_shell_completes_jobs(program: Program) -> None:
+    program.run("add", "/m/a.flac", "/m/b.flac", "/other/c.flac", "/m/with space", "/m/$(reboot)")
+    assert program.complete("show", "/m/") == ["/m/a.flac", "/m/b.flac"]
+    assert program.complete("show", "--pool", "nope", "/m/") == []
+    assert program.complete("retry", "/m/") == [], "none has failed"
+    assert program.complete("quarantine", "release", "/m/") == []
+    store = SqliteStore(str(program.place), "work")
+    [doc] = [each for each in store.find("jobs") if each["path"] == "/m/a.flac"]
+    store.replace("jobs", doc | {"status": "quarantined"})
+    store.close()
+    assert program.complete("quarantine", "release", "/m/") == ["/m/a.flac"]
+    program.applied.unlink()
+    program.config.unlink()
+    assert program.complete("show", "/m/") == []
 
 
 def test_paths_of_any_kind(program: Program) -> None:

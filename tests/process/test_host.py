@@ -153,7 +153,7 @@ def test_what_was_applied_and_is_closed_is_not_called_missing(tmp_path: Path) ->
             return str(error)
         return "read"
 
-    assert run_as(NOBODY, look) == f"{paths.resolved} is not for you to read"
+    assert run_as(NOBODY, look) == f"this user may not read {paths.resolved}"
 
 
 @pytest.mark.parametrize("directory", ["with a space", "x" * 150])

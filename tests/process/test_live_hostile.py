@@ -31,7 +31,7 @@ from nomarr_systemd.ledger.health_series import parse_answer
 from nomarr_systemd.ledger.public import Published
 from nomarr_systemd.live import answers, client
 from nomarr_systemd.live.client import Batch
-from nomarr_systemd.operate import job_reading, overview
+from nomarr_systemd.operate import job_reading, overview, worker_view
 from nomarr_systemd.operate.job_reading import LiveReader
 from nomarr_systemd.web import readers
 from nomarr_systemd.web.broker import Broker
@@ -365,7 +365,7 @@ def test_figures_of_any_shape_are_counted_or_not(said: dict[str, Any]) -> None:
     facts = dict.fromkeys(overview.FACTS, "") | {"ActiveState": "active", "LoadState": "loaded"}
     config = Config(pools=(Pool("tag", command=("/bin/true",)),))
     account = Account("worker:tag:0")
-    view = overview._view(TAG, config, facts, None, "", Published(account), clock.now())
+    view = worker_view.make_view(TAG, config, facts, None, "", Published(account), clock.now())
     seen = overview.Overview(
         [view],
         {},

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -218,12 +219,6 @@ def test_more_than_a_ring_are_booked_once_though_the_controller_is_killed(
     worker = Component("tag", 0)
     left = killed_at
 
-    def remove(*_: object) -> None:
-        nonlocal left
-        left -= 1
-        if not left:
-            raise SystemExit
-
     def book_all(site: Site) -> None:
         act(site, [BookSpooled(worker, each, PLAIN) for each in site.spool.read()[0]])
 
@@ -231,7 +226,15 @@ def test_more_than_a_ring_are_booked_once_though_the_controller_is_killed(
         for number in range(1, many + 1):
             site.spool.write(entry(number, number))
         removing = site.spool.remove
-        monkeypatch.setattr(site.spool, "remove", lambda names: (remove(), removing(names)))
+
+        def remove(names: Iterable[str]) -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                raise SystemExit
+            removing(names)
+
+        monkeypatch.setattr(site.spool, "remove", remove)
         with pytest.raises(SystemExit):
             book_all(site)
     with contextlib.closing(Site(paths, config, Manager(user=True))) as site:

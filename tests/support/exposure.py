@@ -2,31 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
-from collections.abc import Iterator
 
-from tests.support.installed import READERS_OF_THE_BOOT_ID
 from tests.support.machine import Machine
-
-
-@contextlib.contextmanager
-def as_packaged(machine: Machine) -> Iterator[None]:
-    """The units without what the tests add to them."""
-    places = [
-        machine.path(f"/usr/local/lib/systemd/system/{unit}.d/90-nspawn.conf")
-        for unit in READERS_OF_THE_BOOT_ID
-    ]
-    texts = [place.read_text() for place in places]
-    try:
-        for place in places:
-            place.unlink()
-        machine.systemctl("daemon-reload")
-        yield
-    finally:
-        for place, text in zip(places, texts, strict=True):
-            place.write_text(text)
-        machine.systemctl("daemon-reload")
 
 
 def read_exposure(machine: Machine, unit: str) -> float:

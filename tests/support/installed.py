@@ -9,19 +9,6 @@ from typing import Final
 CHECKOUT: Final = Path(__file__).parents[2]
 WORKERS: Final = "/opt/nomarr-workers"
 
-# Under nspawn these show the boot id of the real machine, which no reboot in here changes.
-OWN_BOOT_ID: Final = """\
-[Service]
-ProtectProc=default
-ProtectKernelTunables=no
-ProtectControlGroups=no
-"""
-READERS_OF_THE_BOOT_ID: Final = (
-    "nomarr-controller.service",
-    "nomarr-reconcile.service",
-    "nomarr-restart@.service",
-    "nomarr-supervisor.service",
-)
 TAGGER: Final = '''\
 """A worker that waits for jobs which never come."""
 
@@ -63,9 +50,6 @@ while True:
 
 def lay_out(root: Path) -> None:
     """A tree to be copied onto a root."""
-    for unit in READERS_OF_THE_BOOT_ID:
-        # Neither the package's directory nor the admin's: a purge must leave it alone.
-        write(root / f"usr/local/lib/systemd/system/{unit}.d/90-nspawn.conf", OWN_BOOT_ID)
     workers = root / WORKERS[1:]
     write(workers / "tagger.py", TAGGER)
     for name, text in (("steady", STEADY), ("crasher", CRASHER), ("glutton", GLUTTON)):

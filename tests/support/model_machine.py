@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from nomarr_systemd.core import account as book
 from nomarr_systemd.core import intents as do
@@ -17,7 +17,7 @@ from nomarr_systemd.core.account import Account
 from nomarr_systemd.core.death import Death, classify
 from nomarr_systemd.core.ids import Component
 from nomarr_systemd.core.incident import Incident
-from nomarr_systemd.core.intents import ORDER, Intent
+from nomarr_systemd.core.intents import Intent
 from nomarr_systemd.core.ledger_record import Record
 from nomarr_systemd.core.plan import is_blamed, plan
 from nomarr_systemd.core.policy import Rules
@@ -179,6 +179,16 @@ def _death(number: int, run: int, when: int, each: Simulated, now: Moment) -> De
 
 
 # As controller.act changes it
+
+# The order in which intents are carried out; controller.act says why. All bookings are one commit,
+# and so are all notes.
+ORDER: Final = (
+    *(do.Schedule, do.OpenIncident, do.Join, do.Elect, do.Hold),
+    (do.Book, do.BookSpooled, do.Refund, do.MarkFailed, do.Close),
+    *(do.BlameJobs, do.Spool, do.Release, do.Stop, do.Mask, do.Resume, do.TakeTurn, do.Start),
+    *(do.CancelTimer, do.Note, do.GiveTurn, do.Tell, do.Consult),
+    do.Clear,
+)
 
 
 def steps_of(intents: Sequence[Intent]) -> Iterator[Sequence[Intent]]:

@@ -303,3 +303,23 @@ def test_a_mask_stops_what_was_started_meanwhile(lab: Lab) -> None:
     assert lab.get("nomarr-wanted@tag-0.socket", "ActiveState") == "inactive"
     lab.systemctl("start", "nomarr-reconcile.service")
     assert records_of(lab) == [], "that it ended is no failure"
+
+
+def test_a_mask_of_what_waits_to_start_leaves_no_job(lab: Lab) -> None:
+    """Nor a record of an end, nor one when it is unmasked."""
+    install(lab)
+    lab.write_unit("slow.service", "[Service]\nType=oneshot\nExecStart=/bin/sleep 1000\n")
+    waits = "[Unit]\nWants=slow.service\nAfter=slow.service\n"
+    lab.write_unit("nomarr-worker@tag-0.service.d/50-slow.conf", waits)
+    lab.reload()
+    lab.systemctl("start", "--no-block", "nomarr-worker@tag-0.service")
+    lab.wait_for(lambda: lab.get("tag-0", "Job"), what="its start job waits")
+    lab.run([sys.executable, "-c", MASK, str(CHECKOUT), lab.paths.runtime, lab.paths.state])
+    assert lab.get("tag-0", "LoadState") == "masked"
+    lab.wait_for(lambda: not lab.get("tag-0", "Job"), what="the job is gone")
+    lab.wait_until("nomarr-wanted@tag-0.socket", "inactive")
+    lab.systemctl("start", "nomarr-reconcile.service")
+    lab.systemctl("unmask", "nomarr-worker@tag-0.service")
+    lab.systemctl("start", "nomarr-reconcile.service")
+    assert records_of(lab) == []
+    assert lab.get("tag-0", "ActiveState") == "inactive"

@@ -137,11 +137,25 @@ def test_a_worker_that_cannot_be_masked_stops_nobody(lab: Lab) -> None:
     wait_for_run(lab, other, "tag-2")
     assert lab.get("tag-1", "LoadState") == "masked"
     assert wait_for_record(lab, failed, "pending").action == "fail"
+    assert wait_for_masks(lab, 1) == [("tag-0", False), ("tag-1", True)]
     own.unlink()
     lab.reload()
     lab.systemctl("start", "nomarr-reconcile.service")
     wait_for_record(lab, failed, "done")
     assert lab.get("tag-0", "LoadState") == "masked"
+    assert wait_for_masks(lab, 2) == [("tag-0", False), ("tag-0", True), ("tag-1", True)]
+
+
+def wait_for_masks(lab: Lab, count: int) -> list[tuple[str, bool]]:
+    """Which workers the journal says have failed for good, and whether it calls them masked, when
+    ``count`` entries say so."""
+
+    def look() -> list[tuple[str, bool]]:
+        lines = lab.journal("-o", "cat", "NOMARR_DECISION=fail").splitlines()
+        found = [(line.partition(":")[0], "Masked:" in line) for line in lines]
+        return sorted(found) if sum(masked for _, masked in found) == count else []
+
+    return lab.wait_for(look, what="the journal tells of masks")
 
 
 def test_a_backoff_ends_while_the_store_is_away(lab: Lab) -> None:

@@ -77,8 +77,8 @@ def test_the_job_in_hand_fails_and_all_else_goes_on(site: JobSite) -> None:
     assert site.lab.get(second, "InvocationID") == runs[second]
     key = site.key("keep", "wait-1")
     [told] = site.lab.wait_for(lambda: site.told("job-failed", "keep"), what="the entry about it")
-    assert told.startswith(f"{first}: job {key} failed for it; 1 restart was given back")
-    assert told.endswith(f"nomarrctl jobs retry {key}")
+    assert told.startswith(f"{first}: job {key} failed for it; 1 restart was refunded")
+    assert told.endswith(f"nomarrctl --user jobs retry {key}")
     account = site.account(first)
     assert (account.restart_count, account.total_restarts) == (0, 1)
     advice = site.why(first, "--invocation", died)["advice"]
@@ -112,12 +112,12 @@ def test_a_poisonous_job_is_set_aside_and_restarts_are_given_back(site: JobSite)
     )
     assert told
     for entry in told:
-        # What is said to be given back is what is on record.
+        # What is said to be refunded is what is on record.
         instance = entry.partition(":")[0]
         refunds = [each for each in site.records(instance) if each.action == "refund"]
         many = "1 restart was" if len(refunds) == 1 else f"{len(refunds)} restarts were"
-        assert f"{instance}: job {key} was quarantined; {many} given back" in entry
-        assert entry.endswith(f"nomarrctl jobs quarantine release {key}")
+        assert f"{instance}: job {key} was quarantined; {many} refunded" in entry
+        assert entry.endswith(f"nomarrctl --user jobs quarantine release {key}")
     for name in site.instances("again"):
         assert site.account(name).window == before[name]
 
@@ -158,7 +158,7 @@ def test_a_stream_of_bad_files_slows_a_worker_down_and_never_masks_it(site: JobS
     account = site.account("bad-0")
     assert (account.restart_count, account.total_restarts) == (0, 2 * len(files))
     assert (account.k, account.failure_reason) == (2 * len(files), None)
-    assert all("2 restarts were given back" in each for each in site.told("quarantine", "bad"))
+    assert all("2 restarts were refunded" in each for each in site.told("quarantine", "bad"))
 
 
 def test_so_does_a_stream_of_bad_files_that_are_tried_once(site: JobSite) -> None:
@@ -172,7 +172,7 @@ def test_so_does_a_stream_of_bad_files_that_are_tried_once(site: JobSite) -> Non
     site.lab.wait_for(
         lambda: len(site.told("job-failed", "plain")) == len(files), what="an entry for each file"
     )
-    assert all("1 restart was given back" in each for each in site.told("job-failed", "plain"))
+    assert all("1 restart was refunded" in each for each in site.told("job-failed", "plain"))
     account = site.account("plain-0")
     assert (account.restart_count, account.total_restarts) == (0, len(files))
     assert (account.k, account.failure_reason) == (len(files), None)
@@ -209,7 +209,7 @@ def test_a_whole_pool_fails_and_is_brought_back(site: JobSite) -> None:
     assert told.startswith(f"pool whole has failed: worker:whole:{first[-1]} died (killed by")
     # The journal of each worker says so, with the true cause.
     assert sorted(each.partition(":")[0] for each in own) == sorted((first, second))
-    assert all(f"masked, because {told}" in each for each in own)
+    assert all(f"failed for good, because {told}" in each for each in own)
     for name in (first, second):
         row = site.row(name)
         assert row["state"] == "masked"
@@ -270,7 +270,7 @@ def test_all_die_together_and_the_job_is_settled_once(site: JobSite) -> None:
     assert (job["attempts"], len(job["crashes"])) == (1, 1)
     assert site.claims("keep") == []
     site.lab.wait_for(
-        lambda: site.account(first).find(died, ("refund",)), what="the restart is given back"
+        lambda: site.account(first).find(died, ("refund",)), what="the restart is refunded"
     )
     site.good("reconcile")
     after = site.account(first)
@@ -295,7 +295,7 @@ def test_all_die_together_and_restarts_are_given_back(site: JobSite) -> None:
         ]
         return {run for row in rows for run in row[::3]} & dead
 
-    site.lab.wait_for(lambda: not counted(), what="restarts are given back")
+    site.lab.wait_for(lambda: not counted(), what="restarts are refunded")
     key = site.key("again", "wait-4")
     site.lab.wait_for(
         lambda: [each for each in site.told("quarantine", "again") if key in each], what="the entry"

@@ -257,7 +257,7 @@ def test_what_a_worker_paid_twice_is_given_back_twice(lab: Lab) -> None:
     }
     lab.wait_for(
         lambda: blamed <= {record.invocation for record in pool.records("tag-3", "refund")},
-        what="both are given back",
+        what="both are refunded",
     )
 
 

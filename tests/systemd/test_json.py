@@ -74,7 +74,7 @@ def site(lab: Lab) -> Installation:
     lab.wait_for(are_ended, what="two jobs are done, one is in quarantine")
     lab.wait_for(
         lambda: [each for each in site.records() if each.action == "refund"],
-        what="the restarts are given back",
+        what="the restarts are refunded",
     )
     site.wait_until_healthy("tag-0")
     site.crash("tag-0")

@@ -237,6 +237,31 @@ def test_what_fails_again_without_a_hook_is_decided_about_at_once(lab: Lab) -> N
     ]
 
 
+def test_a_start_by_hand_that_fails_without_a_hook_is_found_soon(lab: Lab) -> None:
+    """The unit was failed and stopped, and systemd cannot even try to run it: no hook runs, and no
+    backoff has a timer. The reconciler runs soon after each start, here after a second."""
+    install(lab, QUICK.replace("0.1", "30"))
+    soon = "[Timer]\nOnActiveSec=\nOnActiveSec=1s\n"
+    lab.write_unit("nomarr-reconcile-soon.timer.d/90-soon.conf", soon)
+    lab.reload()
+    lab.start("tag-0")
+    wait_for_record(lab, kill(lab), "scheduled")
+    lab.stop("tag-0")
+    lab.systemctl("stop", "nomarr-controller.service")
+    lab.systemctl("start", "nomarr-reconcile.service")
+    lab.wait_until("nomarr-reconcile-soon.timer", "inactive")
+    assert lab.get("tag-0", "ActiveState") == "failed"
+    lacks = "[Service]\nEnvironmentFile=%t/nonexistent\n"
+    lab.write_unit("nomarr-worker@tag-0.service.d/50-file.conf", lacks)
+    lab.reload()
+    lab.systemctl("start", "nomarr-worker@tag-0.service", check=False)
+    run = lab.get("tag-0", "InvocationID")
+    record = lab.wait_for(lambda: account_of(lab).find(run), what="a record")
+    assert record is not None
+    assert (record.action, record.kind) == ("restart", "resources")
+    assert "Triggering OnFailure" not in lab.journal("-o", "cat", f"INVOCATION_ID={run}")
+
+
 def test_a_restart_of_what_has_failed_excuses_no_later_death(lab: Lab) -> None:
     """systemd starts a service with a greater weight before others, but sockets before all: the
     wanted unit is stopped and started before that run begins."""

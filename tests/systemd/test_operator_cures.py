@@ -19,7 +19,7 @@ import pytest
 
 from nomarr_systemd.demo.lab import LabUnavailable
 from nomarr_systemd.systemd.manager import RECONCILER
-from tests.support.lab import Lab
+from tests.support.lab import CHECKOUT, Lab
 from tests.support.operator_site import Installation
 
 FOREVER = """\
@@ -74,9 +74,12 @@ class Patient(Installation):
             raise AssertionError(f"doctor is not content: {found[-1]}") from error
 
     def snapshot(self) -> dict[str, tuple[int, int, int, bytes]]:
-        """Every file of the state directory: mode, owner, time of its last change, content."""
+        """Every file of the state directory: mode, owner, time of its last change, content. Not the
+        store of jobs: the supervisor writes the history of health there at any moment."""
         shown = {}
         for path in sorted(self.state.rglob("*")):
+            if path.is_relative_to(self.state / "work"):
+                continue
             facts = path.lstat()
             content = path.read_bytes() if path.is_file() else b""
             shown[str(path)] = (facts.st_mode, facts.st_uid, facts.st_mtime_ns, content)
@@ -179,6 +182,13 @@ def spoil_configuration(site: Patient) -> None:
     assert site.lab.get(RECONCILER, "ActiveState") == "failed"
 
 
+def own_unit_file(site: Patient) -> None:
+    """What ``systemctl edit --full`` makes: no mask can be put in its place."""
+    text = Path(CHECKOUT, "units", "nomarr-worker@.service").read_text()
+    site.lab.write_unit("nomarr-worker@tag-0.service", text)
+    site.lab.reload()
+
+
 def lose_worker(site: Patient) -> None:
     """Down and wanted, and nothing on record."""
     site.lab.systemctl("stop", UNIT)
@@ -213,6 +223,7 @@ def lose_worker(site: Patient) -> None:
             "the file is not what was applied (1 unit file would change)",
             remove("{units}/nomarr-onfailure@.service"),
         ),
+        ("the package's unit file is replaced by", own_unit_file),
         ("not executable: nomarr-controller", remove("{state}/libexec/nomarr-controller")),
         ("is masked, and the ledger does not know why", ctl("mask", UNIT)),
         ("1 worker failed for good: tag-0", mask_by_failing),
@@ -222,8 +233,8 @@ def lose_worker(site: Patient) -> None:
         ("work.db", lambda site: (site.state / "work/work.db").chmod(0o400)),
         ("ledger.db is open to others", lambda site: (site.state / "ledger.db").chmod(0o644)),
         ("1 failure waiting to be booked", leave_report),
-        ("pending, and no reports of failures", leave_rubbish),
-        ("spool, and no reports of failures", write("{state}/spool/x.json", "rubbish")),
+        ("/pending: ", leave_rubbish),
+        ("/spool: ", write("{state}/spool/x.json", "rubbish")),
         ("nomarr-onfailure@tag-9.service has failed", fail_helper),
         ("config.json", spoil_configuration),
         ("nothing has been applied yet", remove("{state}/config.json")),

@@ -53,9 +53,9 @@ def test_what_is_closed_is_not_called_missing(any_lab: Lab) -> None:
     found = site.json("doctor", status=77)["findings"]
     texts = [each["text"] for each in found]
     assert "nothing has been applied yet" not in texts
-    closed = [each for each in found if "is not for you to read" in each["text"]]
+    closed = [each for each in found if "this user may not read" in each["text"]]
     assert [each["level"] for each in closed] == ["warn"]
-    assert "is not for you to read" in site.ctl("status").stderr
+    assert "this user may not read" in site.ctl("status").stderr
 
 
 def test_before_anything_was_applied(site: Installation) -> None:

@@ -54,4 +54,4 @@ def test_where_a_worker_stands_and_what_another_policy_would_have_done(site: Ins
 
     site.crash()
     site.lab.wait_for(lambda: site.account().failure_reason, what="it is masked")
-    assert "nomarrctl reset --start tag-0" in site.good("policy", "explain", "tag-0")
+    assert "nomarrctl --user reset --start tag-0" in site.good("policy", "explain", "tag-0")

@@ -139,7 +139,7 @@ def test_a_crash_a_mask_and_a_pause_are_shown(site: Installation) -> None:
     details = site.ctl("status", "tag-0", "worker:tag:1")
     assert details.returncode == 3
     assert "Failed: 2 restarts within 5 min, the limit is 2" in details.stdout
-    assert "Mend: nomarrctl reset --start tag-0" in details.stdout
+    assert "Mend: nomarrctl --user reset --start tag-0" in details.stdout
     assert "Held: paused by root (uid 0)" in details.stdout
     assert site.ctl("status", "tag-2").returncode == 0
 

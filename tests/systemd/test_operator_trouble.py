@@ -109,7 +109,7 @@ def test_every_way_to_be_down_is_told(site: Installation) -> None:
     lab.write_unit(
         "nomarr-reconcile-soon.timer.d/60-never.conf", "[Unit]\nConditionPathExists=/nonexistent\n"
     )
-    # The failure of another would start the timer in the midst of its stop: all have failed by then.
+    # Another failure would start the timer in the midst of its stop: all have failed by then.
     for name, state in (("fail-0", "masked"), ("late-0", "restarting"), ("need-0", "waiting")):
         wait_for_state(site, name, state)
     lab.systemctl("stop", "nomarr-reconcile.timer", "nomarr-reconcile-soon.timer")

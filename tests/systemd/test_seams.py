@@ -251,6 +251,30 @@ def test_the_reconciler_comes_back_while_something_is_owed(lab: Lab) -> None:
     lab.wait_until("nomarr-reconcile-soon.timer", "inactive")
 
 
+def test_the_reconciler_comes_back_for_a_worker_that_is_starting(lab: Lab) -> None:
+    """As at a boot: systemd had queued the start, and the decision stayed open for an hour."""
+    install(lab)
+    lab.write_unit(
+        "slow.service", "[Service]\nType=oneshot\nExecStart=/bin/sh -c 'read line <%t/gate'\n"
+    )
+    needs = "[Unit]\nWants=slow.service\nAfter=slow.service\n"
+    lab.start("tag-0")
+    lab.systemctl("stop", *CONTROLLER)
+    died = kill(lab)
+    wait_for_hook(lab, "tag-0", died)
+    os.mkfifo(f"{lab.runtime}/gate")
+    lab.write_unit("nomarr-worker@tag-0.service.d/60-slow.conf", needs)
+    lab.reload()
+    lab.systemctl("start", "--no-block", "nomarr-worker@tag-0.service")
+    lab.systemctl("start", "nomarr-reconcile.service")
+    wait_for_record(lab, died, "scheduled")
+    assert lab.get("nomarr-reconcile-soon.timer", "ActiveState") == "active"
+    Path(lab.runtime, "gate").write_text("\n")
+    wait_for_run(lab, died)
+    lab.systemctl("start", "nomarr-reconcile.service")  # the timer does it in a minute
+    wait_for_record(lab, died, "done")
+
+
 def test_a_lock_that_cannot_be_had_stops_nobody(lab: Lab) -> None:
     """The controller died of it a few times a second, and no worker was restarted."""
     install(lab)
@@ -258,7 +282,7 @@ def test_a_lock_that_cannot_be_had_stops_nobody(lab: Lab) -> None:
     Path(lab.paths.lock).unlink(missing_ok=True)
     Path(lab.paths.lock).mkdir()
     wait_for_run(lab, kill(lab))
-    assert "there is no lock: going on without" in lab.journal("-o", "cat")
+    assert "the lock cannot be used: continuing without it" in lab.journal("-o", "cat")
 
 
 def test_a_ledger_that_is_lost_starts_nobody_who_was_stopped(lab: Lab) -> None:

@@ -135,7 +135,7 @@ def test_a_job_that_kills_shell_workers_is_quarantined(site: ShellSite) -> None:
     for name in ("sh-0", "sh-1"):
         site.lab.wait_for(
             lambda: site.account(name).restart_count == 0,  # noqa: B023
-            what="the restarts are given back",
+            what="the restarts are refunded",
         )
 
 

@@ -19,6 +19,7 @@ from nomarr_systemd.demo.lab import LabUnavailable
 from tests.support import mortals
 from tests.support.lab import CHECKOUT, Lab
 from tests.support.operator_site import Installation
+from tests.support.poison import HOSTILE_SUPERVISOR, say, write_answers
 
 # Whatever a terminal would obey, but for line breaks.
 OBEYED = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e]")
@@ -360,6 +361,32 @@ def test_without_the_supervisor(lab: Lab) -> None:
         assert any(event["invocation"] == died for event in events)
 
 
+def test_a_supervisor_that_answers_too_late(lab: Lab) -> None:
+    """It answers the first question, and not the one about frames."""
+    site = Installation(lab)
+    site.configure(1, backoff_s=60)
+    site.good("apply")
+    site.wait_until_healthy("tag-0")
+    died = site.kill()
+    lab.wait_for(lambda: site.account().find(died), what="a record")
+    worker = {"component": "worker:tag:0", "status": "crashed"}
+    first = say({"topic": "worker:tag:0:status", "worker": worker})
+    answers = Path(lab.directory, "answers")
+    write_answers(answers, {"subscribe": first, "label": say({"ok": True}), "*": {"hang": True}})
+    lab.write_unit(
+        "nomarr-supervisor.service.d/99-late.conf",
+        "[Service]\nWatchdogSec=0\nExecStart=\n"
+        f"ExecStart=/usr/bin/python3 {HOSTILE_SUPERVISOR} {answers} {lab.paths.live}\n",
+    )
+    lab.reload()
+    lab.systemctl("restart", "nomarr-supervisor.service")
+    text = read(site, "tag-0")
+    assert "worker:tag:0 died: killed by SIGKILL" in text
+    note = "The supervisor does not answer in time: frames of the run, or its job, are missing."
+    assert note in " ".join(text.split())
+    assert "None of this run" not in text
+
+
 def test_paused_and_masked_by_hand(lab: Lab) -> None:
     site = Installation(lab)
     site.configure(1)
@@ -383,7 +410,7 @@ def test_an_older_death_is_not_blamed(lab: Lab) -> None:
     lab.stop("tag-0")
     report = ask(site, "tag-0")
     assert (report["verdict"], report["death"]) == ("stopped", None)
-    assert "was stopped: somebody asked systemd for it" in report["headline"]
+    assert "was stopped: systemd was asked to stop it" in report["headline"]
     text = " ".join(read(site, "tag-0").split())
     assert "Its last death was another one" in text
     assert f"nomarrctl --user why tag-0 --invocation {died[:8]}" in text
@@ -435,6 +462,9 @@ def test_a_mask_is_told_by_the_death_that_led_to_it(lab: Lab) -> None:
     site.good("apply")
     [record] = lab.wait_for(lambda: site.records(), what="it is on record")
     assert (record.kind, record.action, record.effect) == ("config", "fail", "pending")
+    report = ask(site, "tag-0")
+    assert report["state"]["line"].startswith("failed for good, but not masked: ")
+    assert report["advice"][-1]["command"] == "nomarrctl --user reset --start tag-0"
     Path(lab.runtime, "mended").touch()
     lab.start("tag-0")
     in_the_way.unlink()

@@ -13,12 +13,10 @@ from nomarr_systemd.core.health import (
     EOF_ALIVE,
     EOF_GONE,
     NOISE,
-    OTHER_EVENTS,
     REGISTERED,
     REPORTED,
     RESET,
     SET_FAILED,
-    STATUSES,
     TABLE,
     TICK,
     Event,
@@ -33,6 +31,8 @@ RULES = HealthRules()
 PENDING, HEALTHY, UNHEALTHY = EVENTS["pending"], EVENTS["healthy"], EVENTS["unhealthy"]
 STOPPING = EVENTS["stopping"]
 LIVE = ("pending", "healthy", "unhealthy", "recovering")
+STATUSES = ("unregistered", *LIVE, "dead", "failed")
+OTHER_EVENTS = (REGISTERED, TICK, NOISE, EOF_GONE, EOF_ALIVE, SET_FAILED, RESET)
 
 
 def recovering(seconds: float | None = None) -> Event:

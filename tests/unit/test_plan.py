@@ -106,7 +106,7 @@ def test_an_outcome_stays_reported_until_it_is_carried_out() -> None:
 
 
 def test_a_job_that_failed_costs_its_pool_a_crash_and_its_worker_nothing() -> None:
-    """With crash_max_retries the pool fails after so many, although each was given back."""
+    """With crash_max_retries the pool fails after so many, although each was refunded."""
     account = EMPTY
     for number in (1, 2, 3):
         account = book.record_failure(account, death(run(number)), PLAIN, at(number))[0]
@@ -211,7 +211,7 @@ def test_the_supervisor_is_asked_before_a_mask_and_a_job_at_fault_is_no_reason_f
     second = plan(world(worker, asked=asked), at(5))
     assert kinds(second) == ["Book", "Tell", "Clear", "Mask", "Note"]
     assert plan(world(worker, supervisor_active=False), at(5)) == second
-    # With a job to blame it is restarted after its backoff, and both restarts are given back.
+    # With a job to blame it is restarted after its backoff, and both restarts are refunded.
     outcome = Outcome(TAG.component_id, run(2), ("tag:a:0",), (run(1), run(2)))
     third = plan(world(worker, asked=asked, outcomes=(outcome,)), at(5))
     assert [each.invocation for each in third if isinstance(each, do.Refund)] == [run(1), run(2)]

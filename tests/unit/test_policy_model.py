@@ -77,7 +77,7 @@ class Model:
         return [e for e in self.since_reset() if e.what == "failure" and e.action == "restart"]
 
     def counted(self) -> list[Happening]:
-        """The restarts that were not given back."""
+        """The restarts that were not refunded."""
         refunded = {e.invocation for e in self.since_reset() if e.what == "refund"}
         return [e for e in self.restarts() if e.invocation not in refunded]
 
@@ -93,7 +93,7 @@ class Model:
         return min(young, book.RING)  # more than any limit: the oldest are forgotten
 
     def in_window(self, now: Stamp) -> list[int]:
-        """The ages of the restarts younger than window_s that were not given back."""
+        """The ages of the restarts younger than window_s that were not refunded."""
         ages = []
         for event in self.counted():
             shift = event.delay if event.cooled else 0

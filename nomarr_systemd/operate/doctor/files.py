@@ -53,14 +53,14 @@ def check_failures(it: Installation) -> Found:
         files = " ".join(shlex.quote(os.path.join(paths.pending, name)) for name in cut)
         yield (
             "bad",
-            f"in {paths.pending}, and no reports of failures: {list_some(cut, 3)}",
+            f"not reports of failures, in {paths.pending}: {list_some(cut, 3)}",
             f"rm {files}",
         )
     entries, unreadable = Spool(paths.spool).read()
     if entries:
         yield "bad", "failures from while the store was away are not booked yet", reconcile
     if unreadable:
-        text = f"in {paths.spool}, and no reports of failures: {list_some(sorted(unreadable), 3)}"
+        text = f"not reports of failures, in {paths.spool}: {list_some(sorted(unreadable), 3)}"
         yield "bad", text, f"{reconcile}  # sets them aside"
     bad = [name for name in _list(paths.spool) if name.endswith(BAD_SUFFIX)]
     if bad:
@@ -237,7 +237,7 @@ def _list(directory: str) -> list[str]:
 
 
 def _is_whole(path: str) -> bool:
-    """True if the hook wrote the report to its end."""
+    """Return True if the hook wrote the report to its end."""
     try:
         with open(path, "rb") as file:
             return file.read(_MAX_REPORT).rstrip().endswith(b"END=1")

@@ -45,7 +45,7 @@ class Installation:
         self.paths = scope.paths
         self.manager = Manager(user=scope.user)
         self.systemctl = "systemctl --user" if scope.user else "systemctl"
-        self.nomarrctl = "nomarrctl --user" if scope.user else "nomarrctl"
+        self.nomarrctl = scope.paths.nomarrctl
 
     @cached_property
     def _applied(self) -> Config | NomarrError:
@@ -62,7 +62,7 @@ class Installation:
         return self._applied
 
     def is_damage(self, error: NomarrError) -> bool:
-        """True if the error is that what was applied cannot be read."""
+        """Return True if the error is that what was applied cannot be read."""
         return error is self._applied
 
     @property
@@ -82,7 +82,7 @@ class Installation:
 
 
 def list_some(names: Sequence[str], most: int = 5) -> str:
-    """The first names, and how many more there are."""
+    """Return the first names, and how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 

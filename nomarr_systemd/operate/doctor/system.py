@@ -60,15 +60,15 @@ def check_clock(it: Installation) -> Found:
 
 
 def is_from_future(accounts: Iterable[Account], now: Moment) -> bool:
-    """True if an account was updated later than now."""
+    """Return True if an account was updated later than now."""
     newest = max((account.updated_at_wall_ms or 0 for account in accounts), default=0)
     return newest > now.wall_ms + _LEAST_STEP_MS
 
 
 def find_clock_step(accounts: Iterable[Account], now: Moment) -> int:
-    """By how many milliseconds the wall clock was set since a record of this boot was written; 0
-    if by less than a minute. The time since boot cannot be set, so the difference of the two
-    clocks tells."""
+    """Return by how many milliseconds the wall clock was set since a record of this boot was
+    written; 0 if by less than a minute. The time since boot cannot be set, so the difference of
+    the two clocks shows it."""
     difference = now.wall_ms - now.boottime_ms
     steps = [
         difference - (record.wall_ms - record.boottime_ms)

@@ -108,13 +108,13 @@ def _start(it: Installation, name: str) -> str:
 
 
 def _base_units() -> Iterator[str]:
-    """The paths of the package's unit files, drop-ins included."""
+    """Yield the paths of the package's unit files, drop-ins included."""
     for place, _, names in os.walk(unit_files.find_data("units")):
         yield from (os.path.join(place, name) for name in sorted(names))
 
 
 def _find_masks(it: Installation) -> Iterator[tuple[str, str]]:
-    """The base units that are masked, each with the option that unmasks it."""
+    """Yield the base units that are masked, each with the option that unmasks it."""
     runtime = f"{it.paths.runtime}/systemd/{'user' if it.scope.user else 'system'}"
     for directory, option in ((it.scope.unit_directory, ""), (runtime, " --runtime")):
         for path in _base_units():
@@ -132,10 +132,10 @@ class _Override(NamedTuple):
 
 
 def check_directives(it: Installation) -> Found:
-    """What systemd would do with each worker: a file that sorts behind ours wins over it. The
+    """Compare what systemd does with each worker: a file that sorts after ours overrides it. The
     workers of a pool are alike, but for those that have files of their own."""
     own = _find_own_files(it.manager.show_manager("UnitPath")["UnitPath"].split())
-    like: dict[str, str] = {}  # the unit that speaks for each
+    like: dict[str, str] = {}  # the unit that each is like
     for worker in it.workers:
         like[worker.unit] = (
             worker.unit if worker.unit in own else like.setdefault(worker.pool, worker.unit)
@@ -152,7 +152,7 @@ def check_directives(it: Installation) -> Found:
             continue  # masked, or without a unit file: other checks say so
         if facts["NeedDaemonReload"] == "yes":
             stale.append(worker.instance)
-        if not it.scope.user and not _is_shipped(facts["FragmentPath"]):
+        if _is_replaced(it, facts["FragmentPath"]):
             replaced.add(facts["FragmentPath"])
         for each in changed[like[worker.unit]]:
             overrides.setdefault(each, []).append(worker.instance)
@@ -200,6 +200,13 @@ def _find_overrides(paths: Iterable[str]) -> set[_Override]:
     return found
 
 
+def _is_replaced(it: Installation, path: str) -> bool:
+    """True if the unit file of a worker is not ours: of one worker, where no mask can be put, or in
+    place of the package's. A user's own are made by apply, which compares them."""
+    is_template = os.path.basename(path) == f"{UNIT_PREFIX}{UNIT_SUFFIX}"
+    return not is_template or (not it.scope.user and not _is_shipped(path))
+
+
 def _is_shipped(path: str) -> bool:
     return path.startswith(("/usr/lib/", "/lib/", "/usr/local/lib/"))
 
@@ -210,7 +217,7 @@ def _why_owned(override: _Override) -> str:
 
 
 def _undo(it: Installation, override: _Override) -> str:
-    """How the directive goes; a file for all services is only hidden from workers."""
+    """Return the command that removes the directive; a file for all services is only hidden."""
     directory, name = os.path.split(override.file)
     if os.path.basename(directory) == "service.d":
         ours = f"{it.scope.unit_directory}/{UNIT_PREFIX}{UNIT_SUFFIX}.d"

@@ -21,7 +21,8 @@ from nomarr_systemd.operate.doctor.installation import (
     is_fifo,
     list_some,
 )
-from nomarr_systemd.operate.overview import View, describe_last_chance, gather
+from nomarr_systemd.operate.overview import gather
+from nomarr_systemd.operate.worker_view import View, describe_last_chance
 from nomarr_systemd.systemd.manager import SUPERVISOR
 
 _AGAIN_S: Final = 2.0  # a death is booked and its restart scheduled by then
@@ -133,8 +134,8 @@ def _check_down(it: Installation, views: Sequence[View]) -> Found:
     for idle, why in (
         ("stopped", "stopped by hand"),
         ("finished", 'finished (on_clean_exit is "stay")'),
-        ("waiting", "waiting for what has to come first"),
-        ("undecided", "down since a moment, and not decided about yet"),
+        ("waiting", "waiting for a unit that it needs, or for its turn"),
+        ("undecided", "just went down, and not decided about yet"),
         ("lost", "down, and nothing will start "),
     ):
         workers = [view.worker for view in down if view.idle == idle and not view.needs]
@@ -152,7 +153,8 @@ def _check_down(it: Installation, views: Sequence[View]) -> Found:
 
 
 def _is_down(view: View) -> bool:
-    """True if it does not run, and neither a hold, a mask nor a restart that is due says why."""
+    """Return True if it does not run, and neither a hold, a mask nor a restart that is due says
+    why."""
     is_told = view.held or view.failure_reason or view.idle == "restarting"
     return view.idle != "" and view.load == "loaded" and not is_told
 

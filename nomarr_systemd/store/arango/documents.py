@@ -16,7 +16,7 @@ REV: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 def to_body(doc: Doc) -> dict[str, Any]:
-    """The document's own fields, as decoding its JSON returns them."""
+    """Return the document's own fields, as decoding its JSON returns them."""
     body: dict[str, Any] = json.loads(encode(doc))
     check_values([body], doc.get("_key"))
     return body
@@ -40,7 +40,7 @@ def check_values(values: list[Any], name: object) -> None:
 
 
 def check_document(doc: Any, key: str | None = None) -> Doc:
-    """The document without its ``_id``; ValueError if it is none, or has another key."""
+    """Return the document without its ``_id``; ValueError if it is none, or has another key."""
     if not isinstance(doc, dict) or (key is not None and doc.get("_key") != key):
         raise ValueError("this is no document, or it has another key")
     try:

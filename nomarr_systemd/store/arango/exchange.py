@@ -65,7 +65,7 @@ class Connection:
         timeout_s: float,
         most: int,
     ) -> Answer:
-        """The whole answer, within ``timeout_s`` and of at most ``most`` bytes."""
+        """Return the whole answer, within ``timeout_s`` and of at most ``most`` bytes."""
         ends = time.monotonic() + timeout_s
         timed = self._open(ends)
         timed.ends = ends
@@ -151,8 +151,8 @@ class _TimedSocket:
         return io.BufferedReader(_Received(self), _PIECE)
 
     def is_quiet(self) -> bool:
-        """True if nothing can be read. Between requests, anything to read is the connection's end
-        or unsolicited data."""
+        """Return True if nothing can be read. Between requests, anything to read is the
+        connection's end or unsolicited data."""
         poll = select.poll()
         poll.register(self._sock, select.POLLIN)
         return not poll.poll(0)

@@ -120,7 +120,7 @@ class Link:
         self._client.close()
 
     def ask(self, what: str, call: Callable[[], T], *, repeatable: bool = False) -> T:
-        """The call's result, or a StoreError about ``what``.
+        """Return the call's result, or a StoreError about ``what``.
 
         A repeatable call is sent to the next host after any failure, any other one only if no
         connection could be made: it might be carried out twice.
@@ -166,21 +166,22 @@ class Link:
             self._sender.request_timeout = usual_s
 
     def strange(self, what: str) -> StoreUnavailable:
-        """The error for an answer of another shape than expected: the store counts as away."""
+        """Return the error for an answer of another shape than expected: the store counts as
+        away."""
         return StoreUnavailable(
             f"{what} in ArangoDB at {self.where}: its answer is not as expected",
             hint="check that ArangoDB listens there and that its data is not damaged",
         )
 
     def creation(self) -> str:
-        """The arangosh statement that creates the database."""
+        """Return the arangosh statement that creates the database."""
         options = ", ".join(
             f"{_camel(name)}: {json.dumps(value)}" for name, value in self._copies.given().items()
         )
         return f'db._createDatabase("{self._url.database}"{f", {{{options}}}" if options else ""})'
 
     def grant(self) -> str:
-        """The arangosh statement that grants our user the right to the database."""
+        """Return the arangosh statement that grants our user the right to the database."""
         user, database = self._url.user, self._url.database
         return f'require("@arangodb/users").grantDatabase("{user}", "{database}", "rw")'
 
@@ -308,7 +309,8 @@ def _as_it_is(body: Any) -> Any:
 
 
 def _parse(content: bytes) -> dict[str, Any]:
-    """The JSON object in an answer; Unanswered if it is not one, or cannot be encoded again."""
+    """Return the JSON object in an answer; Unanswered if it is not one, or cannot be encoded
+    again."""
     try:
         return decode(content.decode() or "{}", _MAX_DEPTH)
     except ValueError as error:
@@ -316,7 +318,7 @@ def _parse(content: bytes) -> dict[str, Any]:
 
 
 def _parse_error(content: bytes) -> dict[str, Any]:
-    """The error in an answer: its number, and its message in one printable line."""
+    """Return the error in an answer: its number, and its message in one printable line."""
     try:
         said = _parse(content)
     except Unanswered:
@@ -353,7 +355,7 @@ def _address(host: str, port: int, *, tls: bool) -> str:
 
 
 def _trust(ca_file: str | None) -> ssl.SSLContext:
-    """A context that verifies certificates by the file's authorities, or by the system's."""
+    """Return a context that verifies certificates by the file's authorities, or by the system's."""
     try:
         return ssl.create_default_context(cafile=ca_file)
     except OSError as error:  # ssl.SSLError among them

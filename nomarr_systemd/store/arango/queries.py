@@ -52,7 +52,7 @@ def find(
 
 
 def find_keys(collection: str, keys: Sequence[str]) -> Query:
-    """The documents with these keys, in any order."""
+    """Return the documents with these keys, in any order."""
     bound = {"@documents": collection, "keys": list(keys)}
     return Query("FOR d IN @@documents FILTER d._key IN @keys RETURN d", bound)
 
@@ -98,7 +98,7 @@ def _among(collection: str, where: Equal) -> tuple[str, dict[str, Any]]:
 
 
 def _options(collection: str, *options: str) -> str:
-    """The options of a statement that writes: its answer must survive a power cut, also in a
+    """Return the options of a statement that writes: its answer must survive a power cut, also in a
     collection that an earlier version has made otherwise."""
     if collection not in NOT_SYNCED:
         options = (*options, "waitForSync: true")

@@ -286,7 +286,7 @@ class ArangoStore:
         return self._link.ask("the clock", read, repeatable=True)
 
     def may_read(self, collection: str) -> bool:
-        """True if our user may read a collection, of any domain."""
+        """Return True if our user may read a collection, of any domain."""
         documents = self._db.collection(collection)
         try:
             self._link.ask(collection, lambda: documents.get("none"), repeatable=True)

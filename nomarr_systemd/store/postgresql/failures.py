@@ -42,7 +42,7 @@ _BAD_DOCUMENT: Final = ("22", "54")
 
 
 def refuse(url: PostgresUrl, where: str, error: NotSent) -> StoreError:
-    """The error for a session that could not be begun."""
+    """Return the error for a session that could not be begun."""
     said = str(error)
     if not isinstance(error, Refused):
         return StoreUnavailable(f"PostgreSQL at {where} cannot be reached: {said}")
@@ -62,7 +62,7 @@ def refuse(url: PostgresUrl, where: str, error: NotSent) -> StoreError:
 
 
 def translate(url: PostgresUrl, where: str, what: str, error: Failed) -> StoreError:
-    """The error for a statement about ``what``."""
+    """Return the error for a statement about ``what``."""
     code = error.code
     if code == _KEY_TAKEN:
         return KeyExists("a document with this key exists already")

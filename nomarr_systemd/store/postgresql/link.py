@@ -56,8 +56,8 @@ class Link:
         timeout_s: float = 0.0,
         repeatable: bool = False,
     ) -> Answer:
-        """The answer, or Failed with the server's code, StoreUnavailable or StoreRefused. If the
-        answer to a repeatable statement was lost, it is sent once more while there is time."""
+        """Return the answer, or Failed with the server's code, StoreUnavailable or StoreRefused. If
+        the answer to a repeatable statement was lost, it is sent once more while there is time."""
         ends = time.monotonic() + (timeout_s or self.timeout_s)
         is_first = self._within and not self._begun
         try:

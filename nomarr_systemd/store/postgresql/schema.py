@@ -1,7 +1,7 @@
 """Makes the tables of one domain on first use, and the indexes that are missing.
 
-Several hosts may do so at once: an advisory lock lets one of them at a time. What the tables are is
-in ``postgresql.statements``.
+Several hosts may want to at once: an advisory lock admits one at a time. What the tables are is in
+``postgresql.statements``.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def make_ready(link: Link, domain: Domain) -> None:
 
 
 def _look(link: Link, name: str) -> set[str] | None:
-    """The names of the tables and indexes; None if there are no tables yet."""
+    """Return the names of the tables and indexes; None if there are no tables yet."""
     sql = (
         f"SELECT (SELECT max(version) FROM {name}.about),"
         " ARRAY(SELECT indexname::text FROM pg_indexes WHERE schemaname = %s"

@@ -111,7 +111,8 @@ class Session:
     def run(
         self, sql: str, values: Sequence[object] = (), *, timeout_s: float | None = None
     ) -> Answer:
-        """The answer to the last of the statements in ``sql``; NotSent, Unanswered or Failed."""
+        """Return the answer to the last of the statements in ``sql``; NotSent, Unanswered or
+        Failed."""
         ends = time.monotonic() + (timeout_s or self.timeout_s)
         connection = self._connection
         if connection is None or not self._keep:
@@ -155,8 +156,8 @@ class Session:
         return answer
 
     def _make_ready(self, ends: float) -> extensions.connection:
-        """A connection on which nothing waits to be read. One that was idle must answer first: its
-        host may be gone without a word."""
+        """Return a connection on which nothing waits to be read. One that was idle must answer
+        first: its host may be gone without closing it."""
         connection = self._connection
         if connection is not None:
             now = time.monotonic()
@@ -210,7 +211,7 @@ class Session:
         raise last
 
     def _options(self, host: str, port: int, address: str) -> dict[str, Any]:
-        """All that libpq would else take from its environment and the user's files."""
+        """Return all options: libpq would take the others from its environment and user files."""
         patience_ms = int(self.timeout_s * 1000)
         return {
             "host": host,
@@ -266,7 +267,7 @@ class Session:
 
 
 def _explain(error: Exception) -> Exception:
-    """The reason why there is no connection, as Refused where a person has to mend it."""
+    """Return the reason why there is no connection, as Refused where a person has to mend it."""
     if isinstance(error, NotSent | OSError):
         return error
     if isinstance(error, Unanswered | Failed):
@@ -280,13 +281,14 @@ def _explain(error: Exception) -> Exception:
 
 
 def _words(error: Exception) -> str:
-    """The first line of the server's or the driver's message, without its severity."""
+    """Return the first line of the server's or the driver's message, without its severity."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
 
 
 def _is_quiet(connection: extensions.connection) -> bool:
-    """True if nothing can be read. Between statements, anything to read is the session's end."""
+    """Return True if nothing can be read. Between statements, anything to read is the session's
+    end."""
     if connection.closed:
         return False
     poll = select.poll()
@@ -295,7 +297,7 @@ def _is_quiet(connection: extensions.connection) -> bool:
 
 
 def _system_ca_file() -> str:
-    """The system's authorities: libpq before 16 does not find them by itself."""
+    """Return the system's authorities: libpq before 16 does not find them by itself."""
     import ssl  # slow to import, and rarely needed
 
     found = ssl.get_default_verify_paths().cafile

@@ -25,7 +25,7 @@ from nomarr_systemd.store.protocol import (
 
 VERSION: Final = 1
 SCHEMAS: Final[dict[Domain, str]] = {"policy": "nomarr_policy", "work": "nomarr_work"}
-LOCK: Final = 0x6E6F6D72  # "nomr": the advisory lock of whoever makes the schema
+LOCK: Final = 0x6E6F6D72  # "nomr": the advisory lock of the session that makes the schema
 REV: Final = re.compile(r"[0-9a-f]{16}")
 
 # The body with some fields left out, and those of another one added.
@@ -43,12 +43,12 @@ _MARKED: Final = re.compile(f"{_MARK}([01])")
 
 
 def to_body(doc: Doc) -> str:
-    """The document's own fields as the server keeps them."""
+    """Return the document's own fields as the server keeps them."""
     return _mark(encode(doc))
 
 
 def read_row(row: tuple[Any, ...]) -> Doc:
-    """The document of a row; ValueError or TypeError if the row has another shape."""
+    """Return the document of a row; ValueError or TypeError if the row has another shape."""
     key, rev, body = row
     if not (isinstance(rev, str) and REV.fullmatch(rev) and isinstance(body, str)):
         raise ValueError("this is no document")
@@ -56,7 +56,7 @@ def read_row(row: tuple[Any, ...]) -> Doc:
 
 
 def read_body(body: str) -> str:
-    """A body's JSON as it was written."""
+    """Return a body's JSON as it was written."""
     if _MARK not in body:
         return body
     return _MARKED.sub(lambda found: "\\u0000" if found[1] == "0" else _MARK, body)
@@ -67,7 +67,7 @@ def table(domain: Domain, collection: str) -> str:
 
 
 def make_schema(domain: Domain) -> Iterator[str]:
-    """The statements that make the tables that are missing."""
+    """Yield the statements that make the tables that are missing."""
     about = f"{SCHEMAS[domain]}.about"
     yield f"CREATE TABLE IF NOT EXISTS {about} (version integer NOT NULL)"
     yield f"INSERT INTO {about} SELECT {VERSION} WHERE NOT EXISTS (SELECT FROM {about})"
@@ -79,7 +79,7 @@ def make_schema(domain: Domain) -> Iterator[str]:
 
 
 def make_indexes(domain: Domain) -> dict[str, str]:
-    """The statements that make the indexes, by the indexes' names."""
+    """Return the statements that make the indexes, by the indexes' names."""
     made = {}
     for name, indexes in DOMAINS[domain]:
         for fields in indexes:
@@ -92,7 +92,7 @@ def make_indexes(domain: Domain) -> dict[str, str]:
 
 
 def where(equal: Equal | None, after: str | None = None) -> tuple[str, list[object]]:
-    """The WHERE clause and its values."""
+    """Return the WHERE clause and its values."""
     conditions: list[str] = []
     values: list[object] = []
     for field, value in check_where(equal).items():
@@ -126,7 +126,8 @@ def order_by(field: str, *, descending: bool) -> str:
 
 
 def below(field: str) -> str:
-    """The condition that a field is a number below a value; empty for the key, which is none."""
+    """Return the condition that a field is a number below a value; empty for the key, which
+    is a text."""
     return f"{_number(field)} < %s" if check_field(field) != "_key" else ""
 
 
@@ -135,7 +136,7 @@ def counted_by(field: str) -> str:
 
 
 def read_text(value: object) -> str | None:
-    """The text in a field's JSON; None if it is no text."""
+    """Return the text in a field's JSON; None if it is no text."""
     if not isinstance(value, str) or not value.startswith('"'):
         return None
     found = json.loads(read_body(value))
@@ -152,7 +153,7 @@ def _indexed(field: str) -> str:
 
 
 def _text(field: str) -> str:
-    """The field's JSON, in which a text has its quotes, so that types are kept apart."""
+    """Return the field's JSON, in which a text has its quotes, so that types are kept apart."""
     return f"((body -> '{field}')::text COLLATE \"C\")"
 
 

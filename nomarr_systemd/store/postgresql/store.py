@@ -254,7 +254,8 @@ class PostgresStore:
         return self._read_number("the clock", sql, [])
 
     def may_read(self, collection: str) -> bool:
-        """True if our user may look into the schema that has this collection, of any domain."""
+        """Return True if our user may look into the schema that has this collection, of any
+        domain."""
         (domain,) = (
             each for each, group in DOMAINS.items() if collection in (known.name for known in group)
         )
@@ -336,7 +337,7 @@ class PostgresStore:
 
 
 def _new_rev() -> str:
-    """Random: no revision is used twice, not even after delete and insert."""
+    """Return a random revision: none is used twice, not even after delete and insert."""
     return os.urandom(8).hex()
 
 

@@ -18,7 +18,7 @@ _BESIDE: Final = (".lock", ".setting-aside")
 
 
 def check_private(path: str) -> None:
-    """StoreRefused if others may change the database at ``path``, the files beside it, its
+    """Raise StoreRefused if others may change the database at ``path``, the files beside it, its
     directory or a parent of that. Nothing is created or changed."""
     directory = os.path.dirname(path)
     exposed = find_exposed(directory)

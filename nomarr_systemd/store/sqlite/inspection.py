@@ -56,7 +56,7 @@ def inspect(path: str, table: str = POLICY_LEDGER) -> Inspection:
 
 def _read(path: str, table: str) -> int:
     """Check the file and count the rows of a table; sqlite3.Error if that is not possible."""
-    # Without a log it is read as a file that nobody changes: else SQLite would make one. If a
+    # Without a log it is read as an immutable file: else SQLite would make one. If a
     # program has begun to write meanwhile, it is read again.
     for attempt in range(3):
         has_log = os.path.exists(f"{path}-wal")

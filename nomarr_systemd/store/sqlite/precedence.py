@@ -1,11 +1,11 @@
 """Locks beside a SQLite file that many processes write.
 
-Turn: a transaction has it from its beginning to its end. Whoever waits for it asks the kernel for
-one lock, and not SQLite, which would read the file each time, and could not begin its log anew
-while others read it: then each commit would write to the disk three times.
+Turn: a transaction has it from its beginning to its end. A process that waits for it asks the
+kernel for one lock, and not SQLite, which would read the file each time, and could not begin its
+log anew while others read it: then each commit would write to the disk three times.
 
-Precedence: whoever asks first after a commit has the next turn, and that is nearly always the
-process that has just committed. That is fast, but others may starve. So one that has waited for
+Precedence: the process that asks first after a commit has the next turn, nearly always the one that
+has just committed. That is fast, but others may starve. So one that has waited for
 long has precedence, and all others wait until it has begun.
 """
 
@@ -25,8 +25,8 @@ _PAUSE_S: Final = 0.005
 
 
 class FileLock:
-    """A lock beside one database. It makes no promise: whoever has waited until ``deadline`` (by
-    ``time.monotonic``), or may not use the file, goes on, as SQLite's own lock is what counts."""
+    """A lock beside one database. It is advisory: a process that has waited until ``deadline`` (by
+    ``time.monotonic``), or may not use the file, continues: only SQLite's own lock counts."""
 
     def __init__(self, path: str) -> None:
         self._path = path

@@ -296,7 +296,7 @@ def _indexes(domain: Domain) -> Iterator[str]:
 
 
 def _column(field: str) -> str:
-    """NULL in a document that is not JSON: else it could be neither skipped nor removed."""
+    """Return the SQL of a field: NULL if the document is not JSON, so that it can be removed."""
     if check_field(field) == "_key":
         return "key"
     return f"CASE WHEN json_valid(body) THEN json_extract(body, '$.{field}') END"
@@ -323,5 +323,5 @@ def _equals(field: str, value: str | int | None) -> tuple[str, list[str | int]]:
 
 
 def _new_rev() -> str:
-    """Random: no revision is used twice, not even after delete and insert."""
+    """Return a random revision: none is used twice, not even after delete and insert."""
     return os.urandom(8).hex()

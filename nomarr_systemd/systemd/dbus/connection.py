@@ -65,8 +65,8 @@ class Bus:
         timeout_s: float = 60.0,
         on_wait: Callable[[], None] | None = None,
     ) -> None:
-        """With ``place`` it is the manager of that socket; True: a message bus. With ``on_wait``
-        an answer is waited for without end: it is called every WAIT_S."""
+        """``place``: the path of the socket to use, and True if it is that of a message bus. With
+        ``on_wait``, which is called every WAIT_S, an answer is awaited without a time limit."""
         self._user = user
         self._place = place
         self._timeout_s = None if on_wait else timeout_s

@@ -61,7 +61,7 @@ function visit(href) {
   history.pushState(null, "", href);
   go();
   scrollTo(0, 0);
-  // Who uses the keyboard goes on in the new view, and comes back to the row where they were.
+  // The keyboard continues in the new view, and returns to the row where it was.
   const row = route === "workers" && from && document.querySelector(`[data-worker="${CSS.escape(from)}"] .name`);
   (row || root).focus({ preventScroll: !row });
 }

@@ -47,7 +47,7 @@ export function shortName(id) {
   return plain(String(id).replace(/^worker:([a-z0-9_]+):([0-9]+)$/, "$1-$2"), 60);
 }
 
-// The same for all that a text names.
+// Replaces all such names in a text.
 export function shortNames(text) {
   return String(text ?? "").replace(/worker:([a-z0-9_]+):([0-9]+)/g, "$1-$2");
 }

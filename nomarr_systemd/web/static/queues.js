@@ -110,7 +110,7 @@ export class IncidentsView {
     this.most = MOST;
     this.body = h("div", { class: "cards" });
     put(root, h("h1", {}, "Incidents"),
-      h("p", { class: "soft" }, "Many workers of a pool died alike: one outage, not their fault. One of them, the canary, is tried first; the others are held, and their restarts are given back."), this.body);
+      h("p", { class: "soft" }, "Many workers of a pool died alike: one outage, not their fault. One of them, the canary, is tried first; the others are held, and their restarts are refunded."), this.body);
   }
 
   draw() {

@@ -195,7 +195,7 @@ function takeJob(job) {
 }
 
 // When the job in hand began, as the store of jobs says, or by the first frame that named it; of
-// a job that was in hand before anybody looked, since when it is known.
+// a job that began before that, since when it is known.
 export function jobStart(worker) {
   const job = known.jobs.get(worker.component);
   if (job && job.path === worker.job && job.started_ms) return { began: job.started_ms };

@@ -118,7 +118,7 @@ export class WorkerView {
     const open = new Set([...this.deaths.querySelectorAll("details[open]")].map((each) => each.dataset.run));
     const items = [...records].reverse().slice(0, 200).map((record) => {
       const line = [ago(record.at_ms), h("b", { class: record.action === "fail" ? "bad" : "" }, plain(record.word || record.action, 40)),
-        !record.text.startsWith(record.action) && h("span", {}, record.kind ? record.action : `by ${plain(record.by || "nobody", 60)}`),
+        !record.text.startsWith(record.action) && h("span", {}, record.kind ? record.action : `by ${plain(record.by || "unknown", 60)}`),
         h("span", { class: "soft" }, plain(record.text, 160))];
       if (!record.kind || !record.invocation) return h("li", { class: "act-line" }, line);
       const body = h("div", { class: "why" });
