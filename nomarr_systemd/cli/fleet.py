@@ -19,7 +19,7 @@ from nomarr_systemd.cli.common import (
     json_option,
     limit_option,
 )
-from nomarr_systemd.cli.history import draw_records
+from nomarr_systemd.cli.history import Line, draw_records, is_since, show_line, tell
 from nomarr_systemd.cli.since import parse_since, since_option
 from nomarr_systemd.cli.table import Table, brief, fit, width_of_terminal
 from nomarr_systemd.core.death import recall
@@ -29,7 +29,13 @@ from nomarr_systemd.core.text import count, describe_ms
 from nomarr_systemd.fleet.view import DOWN, WELL, CrashView, HostView
 from nomarr_systemd.host import clock
 from nomarr_systemd.host.scope import Scope
-from nomarr_systemd.operate.fleet import Fleet, read_fleet, read_records, split_place
+from nomarr_systemd.operate.fleet import (
+    Fleet,
+    read_archives,
+    read_fleet,
+    read_records,
+    split_place,
+)
 
 STATUS_SCHEMA: Final = "nomarr.fleet/1"
 WHY_SCHEMA: Final = "nomarr.fleet-why/1"
@@ -89,7 +95,7 @@ def why(ctx: click.Context, place: str, as_json: bool) -> int:
     config = scope.read_in_force()
     fleet = read_fleet(scope, config)
     worker, host = _find_place(fleet, place)
-    records = read_records(scope, config, host.host, worker)
+    records = [each for _, each in read_records(scope, config, host.host, [worker])]
     deaths = [each for each in records if each.action in DECISIONS and each.kind][-_DEATHS:]
     last = next((each for each in host.crashes if each.worker == worker.instance), None)
     if as_json:
@@ -110,45 +116,71 @@ def why(ctx: click.Context, place: str, as_json: bool) -> int:
     return 0
 
 
-@click.command(epilog=examples("--fleet history", "--fleet history tag-0@beta --since 2h"))
-@click.argument("place", required=False, metavar="[WORKER@HOST]")
+@click.command(
+    epilog=examples(
+        "--fleet history", "--fleet history beta", "--fleet history tag-0@beta --since 2h"
+    )
+)
+@click.argument("place", required=False, metavar="[HOST|WORKER@HOST]")
 @since_option
 @limit_option
 @json_option
 @click.pass_obj
 def history(scope: Scope, place: str | None, since: str | None, limit: int, as_json: bool) -> None:
-    """Show the last death of each worker on all hosts; of WORKER@HOST all that is on record.
+    """Show the last death of each worker on all hosts, with incidents between; of HOST or
+    WORKER@HOST all that is on record.
 
-    A host's last twenty deaths are shown, one for each worker. Records of a worker are archived
-    for good, within a minute.
+    A host's last twenty deaths are shown, one for each worker. The last 5,000 records of each
+    worker and the last 500 incidents of each host are kept, and shown within a minute.
     """
+    from nomarr_systemd.postmortem.report import incident_to_json, record_to_json
+
     config = scope.read_in_force()
     fleet = read_fleet(scope, config)
     since_ms = parse_since(since, clock.now().wall_ms) if since is not None else 0
+    workers: list[Component] = []
+    hosts = fleet.hosts
     if place is not None:
-        worker, host = _find_place(fleet, place)
-        records = read_records(scope, config, host.host, worker, since_ms)[-limit:]
-        if as_json:
-            from nomarr_systemd.postmortem.report import record_to_json
-
-            about = {"component": worker.component_id, "host": host.host, "name": host.name}
-            echo_json(
-                {"schema": HISTORY_SCHEMA}
-                | {"records": [about | record_to_json(each) for each in records]}
-            )
-        elif records:
-            draw_records([(f"{worker.instance}@{host.name}", each) for each in records])
-        else:
-            click.echo("Nothing is on record" + (" since then." if since else "."))
-        return
-    deaths = [each for each in _deaths(fleet) if each.crash.wall_ms >= since_ms][-limit:]
+        worker, name = split_place(place)
+        hosts = [fleet.find(name)]
+        workers = [worker] if worker is not None else []
+    archives = read_archives(scope, config, [each.host for each in hosts], limit)
+    incidents = [
+        (host, incident)
+        for host in hosts
+        for incident in archives[host.host].incidents
+        if is_since(incident, since_ms)
+        and (not workers or workers[0].component_id in incident.members)
+    ]
+    incidents = sorted(incidents, key=lambda each: each[1].opened.wall_ms)[-limit:]
+    deaths: list[Death] = []
+    records: list[tuple[Component, Record]] = []
+    if place is None:
+        deaths = [each for each in _deaths(fleet) if each.crash.wall_ms >= since_ms][-limit:]
+    else:
+        wanted = workers or archives[hosts[0].host].workers
+        records = read_records(scope, config, hosts[0].host, wanted, since_ms)[-limit:]
     if as_json:
-        echo_json({"schema": HISTORY_SCHEMA, "records": [_to_json(each) for each in deaths]})
+        told = [_to_json(each) for each in deaths] + [
+            {"component": worker.component_id, **_name(hosts[0]), **record_to_json(record)}
+            for worker, record in records
+        ]
+        alike = [{**_name(host), **incident_to_json(incident)} for host, incident in incidents]
+        echo_json({"schema": HISTORY_SCHEMA, "records": told, "incidents": alike})
         return
-    for each in deaths:
-        click.echo(_describe(each))
-    if not deaths:
-        click.echo("No death is on record" + (" since then." if since else "."))
+    lines = [Line(each.crash.wall_ms, _describe(each)) for each in deaths]
+    told_incidents = [line for host, each in incidents for line in tell(each, host.name)]
+    told_incidents = [line for line in told_incidents if line.wall_ms >= since_ms]
+    if records:
+        names = [(f"{each.instance}@{hosts[0].name}", record) for each, record in records]
+        draw_records(names, told_incidents)
+        return
+    lines += [Line(each.wall_ms, show_line(each)) for each in told_incidents]
+    for line in sorted(lines, key=lambda each: each.wall_ms):
+        click.echo(line.text)
+    if not lines:
+        what = "No death is" if place is None else "Nothing is"
+        click.echo(f"{what} on record" + (" since then." if since else "."))
 
 
 @click.command()
@@ -203,8 +235,12 @@ def _deaths(fleet: Fleet) -> list[Death]:
     return sorted(found, key=lambda each: (each.crash.wall_ms, each.host.host, each.crash))
 
 
+def _name(host: HostView) -> dict[str, str]:
+    return {"host": host.host, "name": host.name}
+
+
 def _to_json(death: Death) -> dict[str, Any]:
-    return {"host": death.host.host, "name": death.host.name, **death.crash._asdict()}
+    return {**_name(death.host), **death.crash._asdict()}
 
 
 def _show(event: Death | HostView, *, as_json: bool) -> None:

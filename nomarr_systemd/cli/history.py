@@ -68,8 +68,8 @@ def history(
     """Show what died, how, and what was decided, for every worker, COMPONENT or POOL; newest last.
 
     WINDOW and LIFETIME are restarts used and allowed as they were before the decision. Between the
-    records is when an incident began and how it ended. The ledger shows the last hundred records of
-    each worker and the last 500 incidents. nomarrctl why --invocation RUN tells more.
+    records is when an incident began and how it ended. The last 5,000 records of each worker and
+    the last 500 incidents can be shown. nomarrctl why --invocation RUN tells more.
 
     With --health: one column for each step of time. Its height is how much of the step the worker
     was healthy, its colour that of the worst state; each death is marked. Samples are kept every
@@ -109,14 +109,14 @@ def history(
     shown = items[-limit:]
     incidents = _find_incidents(scope, workers if component is not None else None, notes)
     if as_json:
-        over = [each for each in incidents if (each.closed_wall_ms or _NEVER) >= since_ms]
+        over = [each for each in incidents if is_since(each, since_ms)]
         echo_json(_to_json(shown, over[-limit:], notes))
         return
     for note in notes:
         click.secho(printable(note), fg="yellow", err=True)
     # Not those before the oldest record that is shown: they would stand for what is left out.
     since_ms = max(since_ms, shown[0].record.wall_ms - SPAN_MS) if items[:-limit] else since_ms
-    lines = [line for each in incidents for line in _tell(each) if line.wall_ms >= since_ms]
+    lines = [line for each in incidents for line in tell(each) if line.wall_ms >= since_ms]
     if not shown and not lines:
         click.echo("Nothing is on record" + (" since then." if since else "."))
         return
@@ -137,16 +137,22 @@ def _find_incidents(
     return [each for each in found if not names.isdisjoint(each.members)]
 
 
-def _tell(incident: Incident) -> Iterator[Line]:
-    """Yield the lines about an incident: its beginning, and its end."""
+def is_since(incident: Incident, since_ms: int) -> bool:
+    """True if the incident is open, or was closed since then."""
+    return (incident.closed_wall_ms or _NEVER) >= since_ms
+
+
+def tell(incident: Incident, host: str = "") -> Iterator[Line]:
+    """Yield the lines about an incident, of that host: its beginning, and its end."""
+    pool = f"{incident.pool}@{host}" if host else incident.pool
     first = incident.tried[0] if incident.tried else incident.canary
-    died = f"{count(len(incident.members))} of {incident.pool} died alike"
+    died = f"{count(len(incident.members))} of {pool} died alike"
     cause = recall(incident.kind, incident.code).line
     yield Line(incident.opened.wall_ms, f"incident: {died} ({cause}); {first} is tried first")
     if incident.closed_wall_ms is not None:
         lasted = describe_ms(max(0, incident.closed_wall_ms - incident.opened.wall_ms))
         deaths = "" if incident.deaths is None else f" and {count(incident.deaths, 'death')}"
-        text = f"the incident of {incident.pool} is over after {lasted}{deaths}: {incident.closed}"
+        text = f"the incident of {pool} is over after {lasted}{deaths}: {incident.closed}"
         yield Line(incident.closed_wall_ms, text)
 
 
@@ -166,8 +172,6 @@ def _to_json(items: list[Item], incidents: list[Incident], notes: list[str]) -> 
 
 def draw_records(items: list[tuple[str, Record]], lines: Sequence[Line] = ()) -> None:
     """Print records as a table, each with the name of its worker; lines between them, by time."""
-    from nomarr_systemd.postmortem.moments import show_moment
-
     rows = [tuple(printable(text) for text in _cells(*item)) for item in items]
     table = Table(HEADS, rows)
     # Empty columns are left out.
@@ -182,11 +186,15 @@ def draw_records(items: list[tuple[str, Record]], lines: Sequence[Line] = ()) ->
         (record.wall_ms, click.style(table.row(row).rstrip(), fg=_COLOURS.get(record.action)))
         for (_, record), row in zip(items, rows, strict=True)
     ]
-    for line in lines:
-        text = printable(f"{show_moment(line.wall_ms)}  {line.text}")
-        drawn.append((line.wall_ms, click.style(text, bold=True)))
+    drawn += [(line.wall_ms, show_line(line)) for line in lines]
     for _, text in sorted(drawn, key=lambda each: each[0]):
         click.echo(text)
+
+
+def show_line(line: Line) -> str:
+    from nomarr_systemd.postmortem.moments import show_moment
+
+    return click.style(printable(f"{show_moment(line.wall_ms)}  {line.text}"), bold=True)
 
 
 def _cells(name: str, record: Record) -> Iterator[str]:

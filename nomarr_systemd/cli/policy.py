@@ -27,7 +27,7 @@ from nomarr_systemd.core.account import Account
 from nomarr_systemd.core.ids import Component
 from nomarr_systemd.host.configuration import NotApplied
 from nomarr_systemd.host.scope import Scope
-from nomarr_systemd.ledger.public import read_published
+from nomarr_systemd.ledger.public import read_whole
 from nomarr_systemd.operate.choose import choose, choose_one
 from nomarr_systemd.operate.policies import Effective, Value, resolve, to_json
 
@@ -155,7 +155,7 @@ def simulate(
 
 
 def _read_account(scope: Scope, worker: Component) -> Account:
-    account, problem = read_published(scope.paths.public, worker)
+    account, problem = read_whole(scope.paths.public, worker)
     if problem:
         warn(problem, f"{worker.instance} is treated as a worker without failures")
     return account

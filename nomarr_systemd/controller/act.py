@@ -6,7 +6,8 @@ cleared last:
 1. timers: one that elapses without a record starts nothing;
 2. incidents, elections, then holds: a death that is booked as held must find its hold;
 3. one commit of the ledger: deaths, refunds, marks. From here on each death is counted, once;
-   the spool's files are removed after it, never before; then jobs to blame are logged and noted;
+   the spool's files are removed after it, never before (many are booked in portions); then jobs
+   to blame are logged and noted;
 4. the spool, if the ledger cannot be written: durable before anything is restarted;
 5. ends of holds, stops, then masks (a unit that is masked while it starts keeps its start job),
    ends of pauses, then starts (systemd is asked again first if it took a while), each with its
@@ -48,6 +49,7 @@ FRESH_MS: Final = 50
 GRACE_MS: Final = 10_000  # that a turn lasts longer than a start may take
 _MANY: Final = 16
 MAX_REPORTS: Final = 100  # of a worker, while neither the ledger nor the spool can be written
+_PORTION: Final = 50  # spooled deaths in a commit: after a kill the ledger still knows all of them
 _Kind = TypeVar("_Kind")
 
 
@@ -177,26 +179,36 @@ def _release(site: Site, intents: Sequence[do.Release]) -> set[Component]:
 
 
 def _book(site: Site, intents: Sequence[Intent]) -> None:
-    """Write all bookings to the ledger in one commit."""
+    """Write all bookings to the ledger in one commit, unless many were spooled."""
     booking = (do.Book, do.BookSpooled, do.Refund, do.MarkFailed, do.Close)
     wanted = [each for each in intents if isinstance(each, booking)]
     if not wanted:
         return
     for failed in _pick(intents, do.FailPool):
         site.journal.write_pool_failure(failed.pool, failed.reason, failed.workers)
-    try:
-        with site.store.batch():
-            for each in wanted:
-                _book_one(site, each)
-    except StoreError as error:
-        raise LedgerUnwritable(str(error), hint=error.hint) from error
-    site.spool.remove(each.entry.death.invocation for each in _pick(intents, do.BookSpooled))
+    spooled = _pick(wanted, do.BookSpooled)
+    while len(spooled) > _PORTION:
+        _commit(site, spooled[:_PORTION])
+        spooled = spooled[_PORTION:]
+        feed_watchdog()
+    _commit(site, [*spooled, *(each for each in wanted if not isinstance(each, do.BookSpooled))])
     for close in _pick(intents, do.Close):
         text = f"incident of {close.pool} is closed: {close.why}"
         site.journal.write_incident(close.pool, text, opened=False)
     for book in _pick(intents, do.Book):
         if is_blamed(book.record) and book.component.pool in site.recent:
             site.recent[book.component.pool].append(book.death._replace(at=book.record.moment))
+
+
+def _commit(site: Site, intents: Sequence[Intent]) -> None:
+    """Book in one commit; then remove what was spooled."""
+    try:
+        with site.store.batch():
+            for each in intents:
+                _book_one(site, each)
+    except StoreError as error:
+        raise LedgerUnwritable(str(error), hint=error.hint) from error
+    site.spool.remove(each.entry.death.invocation for each in _pick(intents, do.BookSpooled))
 
 
 def _book_one(site: Site, each: Intent) -> None:

@@ -20,6 +20,7 @@ from nomarr_systemd.core.window import Window
 
 MAX_TEXT: Final = 500
 RING: Final = 100  # records kept; also the most restarts that a window can be asked to count
+MOVED: Final = 25  # records that leave a full ring at once
 
 _OWED: Final = ("restart", "hold")  # decisions that a newer death replaces; a mask stays
 # A restart is scheduled from the start: its timer is made before it is booked.
@@ -65,6 +66,7 @@ class Account(NamedTuple):
     last_due: Moment | None = None  # when the present or last run was due to begin
     window: Window = {}  # noqa: RUF012  never changed in place
     rows: Sequence[str] = ()  # records as they are in the document, oldest first
+    moved: Sequence[str] = ()  # records that have left the ring since the document was read
 
     @property
     def records(self) -> list[Record]:
@@ -105,7 +107,7 @@ class Account(NamedTuple):
 
 def from_doc(doc: Mapping[str, Any]) -> Account:
     """Make an Account of a document. Fields of a newer version are ignored."""
-    values = {name: doc[name] for name in Account._fields if name in doc}
+    values = {name: doc[name] for name in Account._fields if name in doc and name != "moved"}
     if values.get("last_due") is not None:
         values["last_due"] = Moment(*values["last_due"])
     values["rows"] = doc.get("records", ())
@@ -113,8 +115,9 @@ def from_doc(doc: Mapping[str, Any]) -> Account:
 
 
 def to_doc(account: Account) -> dict[str, Any]:
-    """Make a document of an Account, without ``_key`` and ``_rev``."""
+    """Make a document of an Account, without ``_key``, ``_rev`` and the records that have left."""
     doc = account._asdict()
+    del doc["moved"]
     doc["records"] = doc.pop("rows")
     return doc
 
@@ -339,7 +342,12 @@ def _append(
         _one_line(text),
         _one_line(by),
     )
-    rows = [*account.rows[-(RING - 1) :], record.write()]
+    if len(account.rows) >= RING:
+        leaving = len(account.rows) - RING + MOVED
+        account = account._replace(
+            rows=account.rows[leaving:], moved=(*account.moved, *account.rows[:leaving])
+        )
+    rows = [*account.rows, record.write()]
     changed = account._replace(rows=rows, attempts=record.attempt, updated_at_wall_ms=at.wall_ms)
     return changed, record
 

@@ -1,5 +1,5 @@
 """What another policy would have decided about the failures on record, and what that would have
-cost: the ring of an account, replayed. And what the present policy would do next.
+cost: the records of an account, replayed. And what the present policy would do next.
 
 The replay assumes that every run fails after the same time as on record. A restart that comes later
 or sooner shifts what follows, up to the next act of a person, whose time is fixed. After a mask
@@ -65,7 +65,7 @@ class Ahead(NamedTuple):
 
 def simulate(account: Account, rules: Rules, now: Moment, *, since_wall_ms: int = 0) -> Simulation:
     """Replay the deaths on record since then under ``rules``."""
-    records = account.records
+    records = _choose_records(account)
     begin = next((n for n, each in enumerate(records) if each.wall_ms >= since_wall_ms), None)
     if begin is None:
         return Simulation((), Sum(0, 0, 0, 0), Sum(0, 0, 0, 0), True)
@@ -74,11 +74,11 @@ def simulate(account: Account, rules: Rules, now: Moment, *, since_wall_ms: int 
         replay.keep(record)
     replay.settle()
     steps = []
-    for number, record in enumerate(records[begin:], begin):
+    acts = _find_acts(records, now)
+    for record, act in zip(records[begin:], acts[begin:], strict=True):
         if record.action not in DECISIONS or not record.kind:
             replay.keep(record)
             continue
-        act = _next_act(records, number, now)
         down_ms = _down(record.action, record.delay_ms, record.moment, act)
         moved = record.moment.later(replay.shift_ms)
         action, delay_ms, reason = replay.take(record)
@@ -221,12 +221,25 @@ def _before(account: Account, records: Sequence[Record]) -> Account:
     )
 
 
-def _next_act(records: Sequence[Record], number: int, now: Moment) -> Moment:
-    """Return when a person next started the worker, which ends any wait; else now."""
-    for record in records[number + 1 :]:
+def _choose_records(account: Account) -> list[Record]:
+    """Return the records of the account as far back as none is missing."""
+    records = account.records
+    for place in range(len(records) - 1, 0, -1):
+        if records[place].attempt != records[place - 1].attempt + 1:
+            return records[place:]
+    return records
+
+
+def _find_acts(records: Sequence[Record], now: Moment) -> list[Moment]:
+    """Return for each record when a person next started the worker, which ends any wait; else
+    now."""
+    acts = []
+    act = now
+    for record in reversed(records):
+        acts.append(act)
         if record.action in ("reset", "manual", "resume"):
-            return record.moment
-    return now
+            act = record.moment
+    return acts[::-1]
 
 
 def _down(action: str, delay_ms: int, died: Moment, act: Moment) -> int:

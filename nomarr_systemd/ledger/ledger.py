@@ -6,6 +6,7 @@ is there whole or not at all. What a change means is in ``core.account``.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
@@ -20,7 +21,7 @@ from nomarr_systemd.core.named_tuple import NamedTuple
 from nomarr_systemd.core.policy import Decision, Rules
 from nomarr_systemd.core.time import Moment
 from nomarr_systemd.host import clock as host_clock
-from nomarr_systemd.ledger import documents
+from nomarr_systemd.ledger import documents, past_records
 from nomarr_systemd.store.protocol import POLICY_LEDGER, Doc, Store, hosted
 
 T = TypeVar("T")
@@ -190,15 +191,19 @@ class Ledger:
         self._change(component_id, change)
 
     def remove_restart_state(self, component_id: str) -> None:
-        """Remove the worker's account: it was removed from the configuration."""
-        key = self._key(parse_component(component_id).component_id)
+        """Remove the worker's account, not its records: it was removed from the configuration."""
+        component = parse_component(component_id).component_id
+        key = self._key(component)
         ends_ms = host_clock.now().boottime_ms + _PATIENCE_MS
         while doc := self._store.get(POLICY_LEDGER, key):
             if host_clock.now().boottime_ms > ends_ms:
                 raise StoreUnavailable(f"{POLICY_LEDGER}/{key} cannot be removed")
+            rows = self._read(doc, component).rows
             try:
-                self._store.delete(POLICY_LEDGER, key, doc["_rev"])
-            except StaleRevision:
+                with contextlib.nullcontext() if self._store.in_batch else self._store.batch():
+                    past_records.keep(self._store, component, self._host, rows)
+                    self._store.delete(POLICY_LEDGER, key, doc["_rev"])
+            except (KeyExists, StaleRevision):
                 continue
 
     def _read(self, doc: Doc, component: str | None = None) -> Account:
@@ -228,7 +233,9 @@ class Ledger:
             # Fields of a newer version survive an older one's writing.
             new = {**(doc or {"_key": key}), **book_keeping.to_doc(after)}
             try:
-                if doc:
+                if after.moved:
+                    self._move(new, after.moved)
+                elif doc:
                     self._store.replace(POLICY_LEDGER, new)
                 else:
                     self._store.insert(POLICY_LEDGER, new)
@@ -238,3 +245,10 @@ class Ledger:
                 continue
             return result
         raise StoreUnavailable(f"{POLICY_LEDGER}/{key} changed again and again")
+
+    def _move(self, new: Doc, rows: Sequence[str]) -> None:
+        """Write an account and the records that have left its ring, in one commit or, where the
+        store has none, the records first: after a kill in between they are in both."""
+        with contextlib.nullcontext() if self._store.in_batch else self._store.batch():
+            past_records.keep(self._store, new["component_id"], self._host, rows)
+            self._store.replace(POLICY_LEDGER, new)

@@ -1,6 +1,7 @@
 """``public/<instance>.json``: the accounts of the ledger for users who may only read. The writer,
-which the store calls after each commit, and the one reader. ``public/incidents.json``: the newest
-incidents, which the controller has written after a change of one.
+which the store calls after each commit, and the one reader. ``public/records/<instance>/<number>``:
+records that have left an account. ``public/incidents.json``: the newest incidents, which the
+controller has written after a change of one.
 
 A reader without write permission can use no journal mode of SQLite, so each committed document
 is renamed into place here. These files are copies: losing one loses nothing.
@@ -15,7 +16,7 @@ from time import gmtime, strftime
 from typing import TYPE_CHECKING, Any, Final
 
 from nomarr_systemd.core.account import Account
-from nomarr_systemd.core.errors import BadName, StoreError, StoreUnavailable
+from nomarr_systemd.core.errors import BadName, NomarrError, StoreError, StoreUnavailable
 from nomarr_systemd.core.ids import Component, parse_component
 from nomarr_systemd.core.incident import Incident
 from nomarr_systemd.core.json import (
@@ -25,13 +26,14 @@ from nomarr_systemd.core.json import (
     get_int,
     get_list,
     get_objects,
+    get_str,
 )
 from nomarr_systemd.core.ledger_record import DECISIONS, Record, crash_word
 from nomarr_systemd.core.named_tuple import NamedTuple
 from nomarr_systemd.core.text import clean_all, count, one_line
 from nomarr_systemd.host.files import locked, remove
 from nomarr_systemd.host.layout import JOIN
-from nomarr_systemd.ledger.documents import read_account, read_past_incident
+from nomarr_systemd.ledger.documents import MAX_ROW, is_row, read_account, read_past_incident
 
 if TYPE_CHECKING:
     from nomarr_systemd.config.values import StoreSettings
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 
 SUFFIX: Final = ".json"
 INCIDENTS: Final = "incidents.json"
+RECORDS: Final = "records"
 PATIENCE_S: Final = 2.0
 # What needs no quoting in a unit's file.
 _PLAIN: Final = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789 -")
@@ -122,9 +125,70 @@ class Publisher:
                         if name is not None:
                             kept.add(name)
                             self._show(name, encode(doc))
+                            try:
+                                self._catch_up(doc, find)
+                            except (OSError, ValueError, TypeError, NomarrError) as error:
+                                self._complain(f"{RECORDS} of {name}", error)
             self._remove_others(kept)
         except OSError as error:
             self._complain("the accounts", error)
+
+    def publish_records(self, keys: Iterable[str], get: Callable[[str, str], Doc | None]) -> None:
+        """Write the documents of records with these keys and those before them that are missing;
+        remove the files of those that do not exist. Errors are kept and logged, as by
+        ``publish``."""
+        try:
+            self._make_directory()
+            with locked(f"{self.directory}.lock", PATIENCE_S):
+                for key in keys:
+                    self._write_records(key, get)
+        except (OSError, StoreError) as error:
+            self._complain(RECORDS, error)
+
+    def _write_records(self, key: str, get: Callable[[str, str], Doc | None]) -> None:
+        from nomarr_systemd.ledger import past_records  # readers of status do without
+        from nomarr_systemd.store.protocol import PAST_RECORDS
+
+        component, number, host = past_records.split_key(key)
+        if component is None or host != self._host:
+            return
+        name = f"{RECORDS}/{component.instance}"
+        doc = get(PAST_RECORDS, key)
+        if doc is None:
+            remove(os.path.join(self.directory, name, str(number)))
+            return
+        for each in (RECORDS, name):
+            self._make_directory(each)
+        there = set(list_past(self.directory, component)) - {number}
+        while doc is not None and number:
+            if number not in there:
+                self._write(f"{name}/{number}", "\n".join(past_records.read_rows(doc)))
+            number -= 1
+            if number and number not in there:
+                doc = get(PAST_RECORDS, past_records.make_key(component.component_id, number, host))
+
+    def _catch_up(self, doc: Doc, find: Callable[..., list[Doc]]) -> None:
+        """Publish the records before the ring of an account, if a kill has left them out."""
+        from nomarr_systemd.store.protocol import PAST_RECORDS
+
+        rows = get_list(doc, "records", [])
+        if not rows or str(rows[0]).startswith("1|"):
+            return
+        component = parse_component(get_str(doc, "component_id"))
+        numbers = list_past(self.directory, component)
+        past = read_past(self.directory, component, numbers[-1]) if numbers else []
+        is_whole = numbers == list(range(numbers[0], numbers[-1] + 1)) if numbers else False
+        last = Record.read(past[-1]).attempt if past else 0
+        if is_whole and last == Record.read(rows[0]).attempt - 1:
+            return
+        where = {"host": self._host, "component_id": component.component_id}
+
+        def get(collection: str, key: str) -> Doc | None:
+            found = find(collection, {"_key": key}, limit=1)
+            return found[0] if found else None
+
+        for newest in find(PAST_RECORDS, where, descending=True, limit=1):
+            self._write_records(newest["_key"], get)
 
     def publish_incidents(self, incidents: Sequence[Incident]) -> None:
         """Write incidents, oldest first; the oldest are left out if there would be too much. There
@@ -195,11 +259,12 @@ class Publisher:
             file.write(content)
         os.rename(f"{path}.new", path)
 
-    def _make_directory(self) -> None:
-        if not os.path.isdir(self.directory):
-            os.makedirs(self.directory, 0o750, exist_ok=True)
+    def _make_directory(self, name: str = "") -> None:
+        path = os.path.join(self.directory, name)
+        if not os.path.isdir(path):
+            os.makedirs(path, 0o750, exist_ok=True)
             if self._gid != -1:
-                os.chown(self.directory, -1, self._gid)
+                os.chown(path, -1, self._gid)
 
     def _write(self, name: str, text: str | None) -> None:
         path = os.path.join(self.directory, name)
@@ -302,6 +367,40 @@ def read_published(directory: str, component: Component) -> Published:
         return Published(
             empty, one_line(f"The ledger's records in {path} are damaged: {error}", 400)
         )
+
+
+def list_past(directory: str, component: Component) -> list[int]:
+    """Return the numbers of the files with records that have left a worker's account, oldest first.
+    Never raises."""
+    with contextlib.suppress(OSError):
+        names = os.listdir(os.path.join(directory, RECORDS, component.instance))
+        return sorted(int(name) for name in names if name.isdecimal() and len(name) < 10)
+    return []
+
+
+def read_past(directory: str, component: Component, number: int) -> list[str]:
+    """Return the rows of one of these files; none if it is gone. Never raises."""
+    with contextlib.suppress(OSError):
+        path = os.path.join(directory, RECORDS, component.instance, str(number))
+        with open(path, encoding="utf-8", errors="replace") as file:
+            rows = (one_line(row, MAX_ROW) for row in file.read(MAX_BYTES).split("\n"))
+            return [row for row in rows if is_row(row)]
+    return []
+
+
+def read_whole(directory: str, component: Component) -> Published:
+    """Return the account with all records that are published, which are more than a ring. Never
+    raises."""
+    from nomarr_systemd.ledger.past_records import identify
+
+    # The account first: what leaves it meanwhile is in the files already.
+    published = read_published(directory, component)
+    account = published.account
+    rows: dict[tuple[str, ...], str] = {}
+    for number in list_past(directory, component):
+        rows |= {identify(row): row for row in read_past(directory, component, number)}
+    rows |= {identify(row): row for row in account.rows}
+    return published._replace(account=account._replace(rows=tuple(rows.values())))
 
 
 class KnownAccounts:

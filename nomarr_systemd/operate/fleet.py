@@ -4,7 +4,7 @@ members of the group of readers, or from the store where this user may open it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from nomarr_systemd.config.values import Config
@@ -17,15 +17,19 @@ from nomarr_systemd.fleet.view import MAX_HOSTS, HostView, trim, view_hosts
 from nomarr_systemd.host import clock
 from nomarr_systemd.host.machine import host_of
 from nomarr_systemd.host.scope import Scope
-from nomarr_systemd.ledger.record_archive import read_archive
+from nomarr_systemd.ledger import shared_archive
+from nomarr_systemd.ledger.health_series import parse_answer
+from nomarr_systemd.ledger.shared_archive import HostArchive
 from nomarr_systemd.live import client
-from nomarr_systemd.live.protocol import FLEET, HISTORY
+from nomarr_systemd.live.protocol import ARCHIVE, FLEET, HISTORY
 from nomarr_systemd.operate.job_reading import may_open
 from nomarr_systemd.operate.job_store import open_as_owner
 from nomarr_systemd.store.protocol import HOSTS, Store
 
 _TIMEOUT_S: Final = 10.0  # the supervisor reads the store for the answer
 _DAY_MS: Final = 86_400_000  # by which the clock of another host may differ
+_PAGE: Final = 10  # workers or hosts in one question
+MAX_INCIDENTS: Final = 500  # of a host
 
 
 class NoSuchHost(NomarrError):
@@ -88,24 +92,50 @@ def parse_fleet(answer: Mapping[str, Any]) -> Fleet:
 
 
 def read_records(
-    scope: Scope, config: Config, host: str, worker: Component, since_ms: int = 0
-) -> list[Record]:
-    """Return the archived records of a worker of any host, oldest first."""
-    name = worker.component_id
+    scope: Scope, config: Config, host: str, workers: Sequence[Component], since_ms: int = 0
+) -> list[tuple[Component, Record]]:
+    """Return the records of workers of any host, oldest first."""
+    found: list[tuple[Component, Record]] = []
+    for start in range(0, len(workers), _PAGE):
+        page = workers[start : start + _PAGE]
+        names = [each.component_id for each in page]
 
-    def read(store: Store) -> dict[str, Any]:
-        records = read_archive(store, worker, since_ms, clock.wall_ms() + _DAY_MS, host)
-        return {"workers": {name: {"records": [each.write() for each in records]}}}
+        def read(store: Store, page: Sequence[Component] = page) -> dict[str, Any]:
+            until_ms = clock.wall_ms() + _DAY_MS
+            kept = {
+                each.component_id: shared_archive.read_records(
+                    store, each, since_ms, until_ms, host
+                )
+                for each in page
+            }
+            rows = {name: [each.write() for each in records] for name, records in kept.items()}
+            return {"workers": {name: {"records": rows[name]} for name in rows}}
 
-    request = {"op": HISTORY, "components": [name], "host": host, "since_ms": since_ms}
-    answer = _ask(scope, config, request | {"points": 1, "records": True}, read)
-    workers = answer.get("workers")
-    mine = workers.get(name) if isinstance(workers, dict) else None
-    rows = mine.get("records") if isinstance(mine, dict) else None
-    try:
-        return [Record.read(str(row)) for row in rows] if isinstance(rows, list) else []
-    except (TypeError, ValueError) as error:
-        raise NomarrError(f"the records of {name} on {host} are damaged: {error}") from error
+        request = {"op": HISTORY, "components": names, "host": host, "since_ms": since_ms}
+        answer = _ask(scope, config, request | {"points": 1, "records": True}, read)
+        for each in page:
+            _, records = parse_answer(answer, each.component_id)
+            found += [(each, record) for record in records]
+    return sorted(found, key=lambda pair: pair[1].wall_ms)
+
+
+def read_archives(
+    scope: Scope, config: Config, hosts: Sequence[str], limit: int
+) -> dict[str, HostArchive]:
+    """Return the workers and the newest ``limit`` incidents of hosts, by host."""
+    found = {}
+    for start in range(0, len(hosts), _PAGE):
+        page = hosts[start : start + _PAGE]
+
+        def read(store: Store, page: Sequence[str] = page) -> dict[str, Any]:
+            return {"hosts": {each: shared_archive.get_host(store, each, limit) for each in page}}
+
+        request = {"op": ARCHIVE, "hosts": list(page), "limit": min(limit, MAX_INCIDENTS)}
+        answer = _ask(scope, config, request, read).get("hosts")
+        for each in page:
+            content = answer.get(each) if isinstance(answer, dict) else None
+            found[each] = shared_archive.parse_host(content)
+    return found
 
 
 def _ask(

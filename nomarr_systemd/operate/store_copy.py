@@ -22,6 +22,7 @@ from nomarr_systemd.store.protocol import (
     DOMAINS,
     HOSTS,
     PAST_INCIDENTS,
+    PAST_RECORDS,
     POLICY_LEDGER,
     Doc,
     Domain,
@@ -31,8 +32,10 @@ from nomarr_systemd.store.protocol import (
 from nomarr_systemd.systemd.running_units import read_invocation
 
 # All documents are a host's own; a field says it.
-_HOSTED: Final = (POLICY_LEDGER, "meta", PAST_INCIDENTS, SAMPLES, "stats")
-_WITH_HOST: Final = (POLICY_LEDGER, "meta", PAST_INCIDENTS, SAMPLES, "worker_claims")
+_HOSTED: Final = (POLICY_LEDGER, "meta", PAST_INCIDENTS, PAST_RECORDS, SAMPLES, "stats")
+_WITH_HOST: Final = (
+    *(POLICY_LEDGER, "meta", PAST_INCIDENTS, PAST_RECORDS, SAMPLES, "worker_claims"),
+)
 
 
 class Side(NamedTuple):

@@ -21,7 +21,7 @@ from nomarr_systemd.host import clock
 from nomarr_systemd.host.configuration import read_applied
 from nomarr_systemd.host.holds import Holds
 from nomarr_systemd.host.layout import Paths
-from nomarr_systemd.ledger.public import list_published, read_published
+from nomarr_systemd.ledger.public import list_published, read_whole
 from nomarr_systemd.live import client
 from nomarr_systemd.live.answers import (
     LiveWorker,
@@ -158,8 +158,9 @@ def _catches_core_dumps() -> bool:
 
 
 def read_account(paths: Paths, component: Component, notes: list[str]) -> Account:
-    """Return the published account; if it cannot be read, an empty one, and add a note."""
-    account, problem = read_published(paths.public, component)
+    """Return the published account with all its records; if it cannot be read, one without, and add
+    a note."""
+    account, problem = read_whole(paths.public, component)
     if problem:
         notes.append(problem)
     return account

@@ -37,6 +37,7 @@ MOST_FOUND = 128 << 20  # bytes of all documents that one find() returns, unless
 PORTION = 5000  # documents that one statement changes: others have their turn in between
 _MAX_PORTIONS = 10_000
 PAST_INCIDENTS = "incidents"
+PAST_RECORDS = "records"
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 HOSTS = "hosts"  # leases of hosts that share the store
 
@@ -45,6 +46,7 @@ DOMAINS: Mapping[Domain, tuple[Collection, ...]] = {
         Collection(POLICY_LEDGER, (("host",),)),
         Collection("meta"),
         Collection(PAST_INCIDENTS, (("host", "number"),)),
+        Collection(PAST_RECORDS, (("host", "component_id"),)),
         Collection("job_crashes", (("wall_ms",),)),
     ),
     "work": (
@@ -62,7 +64,10 @@ class Publisher(Protocol):
     one that writes files. ``publish`` does not raise its errors: the commit stands."""
 
     def publish(self, keys: Iterable[str], read: Callable[[list[str]], Mapping[str, str]]) -> None:
-        """Publish documents that were written; ``read`` reads the JSON of those that exist."""
+        """Publish accounts that were written; ``read`` reads the JSON of those that exist."""
+
+    def publish_records(self, keys: Iterable[str], get: Callable[[str, str], Doc | None]) -> None:
+        """Publish documents of PAST_RECORDS that were written or removed."""
 
     def publish_all(self, find: Callable[..., list[Doc]]) -> None:
         """Publish every document of this host that ``find`` finds, and nothing else."""
@@ -78,6 +83,10 @@ class Store(Protocol):
 
     can_hold: bool
     """True if a batch is one transaction, and ``first`` holds what it returns."""
+
+    @property
+    def in_batch(self) -> bool:
+        """True inside a batch."""
 
     def get(self, collection: str, key: str) -> Doc | None:
         """Return the document with its ``_key`` and ``_rev``, or None."""

@@ -6,18 +6,25 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 
 from nomarr_systemd.core.errors import StoreError
-from nomarr_systemd.store.protocol import POLICY_LEDGER, Publisher
+from nomarr_systemd.store.protocol import PAST_RECORDS, POLICY_LEDGER, Doc, Publisher
+
+_Written = tuple[str, str]  # collection and key
 
 
 class Publication:
-    """Publishes what a store has written. ``read`` returns the JSON of documents that exist."""
+    """Publishes what a store has written. ``read`` returns the JSON of accounts that exist, ``get``
+    any document."""
 
     def __init__(
-        self, publisher: Publisher | None, read: Callable[[list[str]], Mapping[str, str]]
+        self,
+        publisher: Publisher | None,
+        read: Callable[[list[str]], Mapping[str, str]],
+        get: Callable[[str, str], Doc | None],
     ) -> None:
         self._publisher = publisher
         self._read = read
-        self._waiting: set[str] | None = None  # in a batch: keys to publish at its end
+        self._get = get
+        self._waiting: set[_Written] | None = None  # in a batch: what to publish at its end
 
     @property
     def in_batch(self) -> bool:
@@ -25,12 +32,12 @@ class Publication:
 
     def written(self, collection: str, key: str) -> None:
         """Publish a document that was written; in a batch, at its end."""
-        if collection != POLICY_LEDGER:
+        if collection not in (POLICY_LEDGER, PAST_RECORDS):
             return
         if self._waiting is not None:
-            self._waiting.add(key)
+            self._waiting.add((collection, key))
         else:
-            self._publish(key)
+            self._publish((collection, key))
 
     @contextlib.contextmanager
     def batch(self, *, always: bool = False) -> Iterator[None]:
@@ -38,7 +45,7 @@ class Publication:
         each write is durable by itself."""
         if self._waiting is not None:
             raise StoreError("a batch cannot contain another batch")
-        self._waiting = waiting = set[str]()
+        self._waiting = waiting = set[_Written]()
         is_whole = False
         try:
             yield
@@ -48,6 +55,11 @@ class Publication:
             if is_whole or always:
                 self._publish(*sorted(waiting))
 
-    def _publish(self, *keys: str) -> None:
-        if self._publisher is not None:
-            self._publisher.publish(keys, self._read)
+    def _publish(self, *written: _Written) -> None:
+        if self._publisher is None:
+            return
+        accounts = [key for collection, key in written if collection == POLICY_LEDGER]
+        if len(accounts) < len(written):  # they first: a reader misses none that leave an account
+            past = [key for collection, key in written if collection == PAST_RECORDS]
+            self._publisher.publish_records(past, self._get)
+        self._publisher.publish(accounts, self._read)

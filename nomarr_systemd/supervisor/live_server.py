@@ -29,6 +29,7 @@ from nomarr_systemd.supervisor.store_queries import (
     StoreQueries,
     find_job_of,
     list_jobs,
+    read_archive,
     read_fleet,
     read_history,
 )
@@ -81,9 +82,10 @@ class LiveServer:
         listening.setblocking(False)
         self._store_queries = StoreQueries(loop, lambda: supervisor.config.store)
         self._in_store: Mapping[str, Callable[[Request], Query]] = {
-            protocol.HISTORY: read_history,
+            protocol.HISTORY: partial(read_history, supervisor.public),
             protocol.JOBS_OF: list_jobs,
             protocol.FLEET: read_fleet,
+            protocol.ARCHIVE: read_archive,
         }
         loop.watch(listening.fileno(), select.EPOLLIN, self.accept, first=True)
 

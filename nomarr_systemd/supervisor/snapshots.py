@@ -17,7 +17,7 @@ from nomarr_systemd.core.errors import NomarrError, StoreRefused, StoreUnavailab
 from nomarr_systemd.host.machine import host_of
 from nomarr_systemd.ledger.health_history import Sample, append
 from nomarr_systemd.ledger.health_series import condense
-from nomarr_systemd.ledger.record_archive import Archivist
+from nomarr_systemd.ledger.shared_archive import Archivist
 from nomarr_systemd.store.protocol import Store
 from nomarr_systemd.supervisor.log import NOTICE, WARNING, RateLimit, log
 from nomarr_systemd.supervisor.work_store import open_bounded
@@ -118,7 +118,7 @@ class Waiting:
 
 class Snapshots:
     """``offer`` from the loop; ``is_failing`` says whether the last write failed. ``public`` is
-    the directory of published accounts, whose records are archived."""
+    the directory of published accounts, which hosts that share a store copy there."""
 
     def __init__(self, public: str) -> None:
         self._public = public
@@ -145,7 +145,7 @@ class Snapshots:
         store: Store | None = None
         opened: StoreSettings | None = None
         condensed_ms = 0
-        archivist = Archivist(self._public)
+        archivist: Archivist | None = None
         while (batch := self._waiting.first()) is not None:
             settings, samples = batch
             try:
@@ -153,10 +153,12 @@ class Snapshots:
                     if store is not None:
                         store.close()
                     store, opened = open_bounded(settings), settings
-                    archivist = Archivist(self._public, host_of(settings))
+                    host = host_of(settings)
+                    archivist = Archivist(self._public, host) if host else None
                 append(store, samples, host_of(settings))
                 self._waiting.done(batch)
-                archivist.run(store)
+                if archivist is not None:
+                    archivist.run(store)
                 now_ms = time.time_ns() // 1_000_000
                 if now_ms // _CONDENSE_EVERY_MS != condensed_ms // _CONDENSE_EVERY_MS:
                     condense(store, now_ms, host_of(settings))

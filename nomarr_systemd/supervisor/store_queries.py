@@ -23,7 +23,8 @@ from nomarr_systemd.fleet import view
 from nomarr_systemd.host.machine import host_of
 from nomarr_systemd.jobs import queue
 from nomarr_systemd.ledger import health_series
-from nomarr_systemd.ledger.record_archive import read_archive
+from nomarr_systemd.ledger.public import read_whole
+from nomarr_systemd.ledger.shared_archive import get_host, read_records
 from nomarr_systemd.store.protocol import HOSTS, Store
 from nomarr_systemd.supervisor.loop import Loop
 from nomarr_systemd.supervisor.work_store import open_bounded
@@ -31,7 +32,9 @@ from nomarr_systemd.supervisor.work_store import open_bounded
 MAX_WAITING: Final = 64
 MAX_WORKERS: Final = 100  # in one question about history
 MAX_JOBS: Final = 200
-MAX_RECORDS: Final = 1000
+MAX_RECORDS: Final = 4 << 20  # characters of all records in one answer
+MAX_INCIDENTS: Final = 500
+MAX_ARCHIVES: Final = 10  # hosts in one question
 _LEAVE_S: Final = 1.0
 _MAX_PATH: Final = 8192
 _HOST: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -101,9 +104,10 @@ class StoreQueries:
         reply(answer)
 
 
-def read_history(request: Mapping[str, Any]) -> Query:
+def read_history(public: str, request: Mapping[str, Any]) -> Query:
     """Health of ``components`` between ``since_ms`` and ``until_ms`` in ``points`` buckets; with
-    ``records`` also the archived records of each. BadName if the request is wrong."""
+    ``records`` also the records of each: those of this host's workers from the directory
+    ``public``. BadName if the request is wrong."""
     names = request.get("components")
     if not isinstance(names, list) or not 0 < len(names) <= MAX_WORKERS:
         raise BadName(f'"components" must be a list of 1 to {MAX_WORKERS} workers')
@@ -112,9 +116,7 @@ def read_history(request: Mapping[str, Any]) -> Query:
     until_ms = _number(request, "until_ms", _FOREVER_MS, _FOREVER_MS)
     points = _number(request, "points", 300, health_series.MAX_POINTS)
     with_records = request.get("records") is True
-    other = request.get("host")
-    if other is not None and not (isinstance(other, str) and _HOST.fullmatch(other)):
-        raise BadName('"host" must be the id of a host')
+    other = _host(request["host"]) if request.get("host") is not None else ""
 
     def query(store: Store, mine: str) -> Answer:
         host = other if other and mine else mine
@@ -126,11 +128,26 @@ def read_history(request: Mapping[str, Any]) -> Query:
             health = [list(bucket) for bucket in series.read(each.component_id, *span, points)]
             found[each.component_id] = {"health": health}
             if with_records:
-                records = read_archive(store, each, *span, host)[-MAX_RECORDS:]
-                found[each.component_id]["records"] = [record.write() for record in records]
+                if host != mine:
+                    records = read_records(store, each, *span, host)
+                else:
+                    whole = read_whole(public, each).account.records
+                    records = [one for one in whole if span[0] <= one.wall_ms < span[1]]
+                rows = [record.write() for record in records]
+                share = MAX_RECORDS // len(components)
+                found[each.component_id]["records"] = _take_newest(rows, share)
         return {"ok": True, "now_ms": now_ms, "workers": found}
 
     return query
+
+
+def _take_newest(rows: list[str], share: int) -> list[str]:
+    """The last rows that have no more characters than ``share`` together."""
+    for place in range(len(rows) - 1, -1, -1):
+        share -= len(rows[place])
+        if share < 0:
+            return rows[place + 1 :]
+    return rows
 
 
 def read_fleet(_request: Mapping[str, Any]) -> Query:
@@ -141,6 +158,20 @@ def read_fleet(_request: Mapping[str, Any]) -> Query:
         hosts = [view.trim(doc) for doc in docs[: view.MAX_HOSTS]]
         is_cut = len(docs) > view.MAX_HOSTS
         return {"ok": True, "now_ms": store.now_ms(), "host": host, "hosts": hosts, "cut": is_cut}
+
+    return query
+
+
+def read_archive(request: Mapping[str, Any]) -> Query:
+    """Workers and the newest ``limit`` incidents of each of ``hosts``."""
+    names = request.get("hosts")
+    if not isinstance(names, list) or not 0 < len(names) <= MAX_ARCHIVES:
+        raise BadName(f'"hosts" must be a list of 1 to {MAX_ARCHIVES} hosts')
+    hosts = [_host(name) for name in names]
+    limit = _number(request, "limit", 50, MAX_INCIDENTS) or 1
+
+    def query(store: Store, mine: str) -> Answer:
+        return {"ok": True, "hosts": {each: get_host(store, each, limit) for each in hosts if mine}}
 
     return query
 
@@ -192,6 +223,12 @@ def _find_job(pool: str, job: str) -> Query:
 
 def _show_job(doc: Mapping[str, Any]) -> dict[str, Any]:
     return {"id": doc["_key"], **{name: doc[name] for name in doc if name[0] != "_"}}
+
+
+def _host(name: object) -> str:
+    if not isinstance(name, str) or not _HOST.fullmatch(name):
+        raise BadName("a host is named by its id")
+    return name
 
 
 def _number(request: Mapping[str, Any], name: str, default: int, most: int) -> int:

@@ -83,7 +83,7 @@ class Supervisor:
         self._rate = RateLimit()
         self._pipes = pipes.Pipes(paths.health)
         self._is_system = not paths.user
-        self._public = paths.public
+        self.public = paths.public
         self._units = RunningUnits(paths.runtime)
         self._run_state = RunState(paths.run_state, loop)
         queries = UnitQueries(loop, user=paths.user)
@@ -166,7 +166,7 @@ class Supervisor:
         return worker
 
     def _has_failed(self, component: Component) -> bool:
-        return read_published(self._public, component).account.failure_reason is not None
+        return read_published(self.public, component).account.failure_reason is not None
 
     def _grant(self, worker: Worker) -> None:
         """Let the worker's user write its pipe. A user's own supervisor has the same user."""

@@ -19,7 +19,7 @@ from nomarr_systemd.core.simulate import simulate as replay
 from nomarr_systemd.host import clock
 from nomarr_systemd.host.scope import Scope
 from nomarr_systemd.ledger import health_series
-from nomarr_systemd.ledger.public import read_incidents, read_published
+from nomarr_systemd.ledger.public import read_incidents, read_whole
 from nomarr_systemd.live import client
 from nomarr_systemd.live.protocol import BLACKBOX, FLEET, HISTORY, JOBS_OF
 from nomarr_systemd.operate import policies, simulation
@@ -155,19 +155,17 @@ def read_history(scope: Scope, worker: Component, query: Mapping[str, str]) -> d
     since_ms = _whole(query, "since_ms", max(0, until_ms - 86_400_000), 0, 1 << 50)
     since_ms = min(since_ms, until_ms - 1)  # a span without length has no samples
     points = _whole(query, "points", 300, 1, health_series.MAX_POINTS)
-    answer = _ask_history(scope, [worker], since_ms, until_ms, points, records=True)
-    buckets, archived = health_series.parse_answer(answer, worker.component_id)
-    records = {each.attempt: each for each in archived}
-    # The ledger itself is newer than the archive.
-    account, problem = read_published(scope.paths.public, worker)
-    records |= {r.attempt: r for r in account.records if since_ms <= r.wall_ms < until_ms}
+    answer = _ask_history(scope, [worker], since_ms, until_ms, points, records=False)
+    buckets, _ = health_series.parse_answer(answer, worker.component_id)
+    account, problem = read_whole(scope.paths.public, worker)
+    records = [each for each in account.records if since_ms <= each.wall_ms < until_ms]
     return {
         "component": worker.component_id,
         "since_ms": since_ms,
         "until_ms": until_ms,
         "step_ms": health_series.choose_step(since_ms, until_ms, points),
         "health": [bucket.to_json() for bucket in buckets],
-        "records": [record_to_json(records[number]) for number in sorted(records)],
+        "records": [record_to_json(each) for each in records],
         "notes": ([] if answer else [_NO_HISTORY]) + ([problem] if problem else []),
     }
 
@@ -225,7 +223,7 @@ def try_policy(
     """Return what another policy would have done; docs/json.md#policy-simulate."""
     settings = simulation.read_settings(changes)
     rules = simulation.change(config.rules_for(worker), settings)
-    account = read_published(scope.paths.public, worker).account
+    account = read_whole(scope.paths.public, worker).account
     result = replay(account, rules, clock.now())
     return simulation.to_json([simulation.Replayed(worker, rules, result)], settings)
 
@@ -315,7 +313,4 @@ def _order(letter: str) -> int:
     )
 
 
-_NO_HISTORY: Final = (
-    "the supervisor does not answer: history of health is missing, and records are those that the"
-    " ledger still has"
-)
+_NO_HISTORY: Final = "the supervisor does not answer: history of health is missing"

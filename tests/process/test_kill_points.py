@@ -14,11 +14,15 @@ from pathlib import Path
 
 import pytest
 
+from nomarr_systemd.core.ids import Component
+from nomarr_systemd.core.ledger_record import Record
 from nomarr_systemd.core.policy import Rules
 from nomarr_systemd.ledger.incidents import IncidentStore
 from nomarr_systemd.ledger.ledger import Ledger
-from nomarr_systemd.ledger.public import Publisher, read_incidents
+from nomarr_systemd.ledger.past_records import read_rows
+from nomarr_systemd.ledger.public import Publisher, read_incidents, read_whole
 from nomarr_systemd.ledger.spool import Spool
+from nomarr_systemd.store.protocol import PAST_RECORDS
 from nomarr_systemd.store.sqlite.store import SqliteStore
 from tests.support.incidents import close_first, open_second
 from tests.support.kill_points import kill, kill_points
@@ -101,9 +105,15 @@ def test_a_booking_killed_anywhere(tmp_path: Path, earlier: int) -> None:
         assert after.restart_count == 1
         assert [record.invocation for record in after.records].count(RUN) == 1
         assert booked.record.effect in ("scheduled", "started")
+        past = [row for doc in store.find(PAST_RECORDS) for row in read_rows(doc)]
+        kept = [Record.read(row).attempt for row in past]
+        kept += [record.attempt for record in after.records]
+        assert kept == list(range(1, earlier + 2)), "each record once: in the ring or before it"
         store.publish_all()
         shown = json.loads((directory / "public" / "tag-0.json").read_text())
         assert shown["restart_count"] == 1
+        whole = read_whole(str(directory / "public"), Component("tag", 0)).account.records
+        assert [record.attempt for record in whole] == kept
         store.close()
         assert not [path for path in os.listdir(directory) if "corrupt" in path]
 

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
+from nomarr_systemd.config.values import Config, Pool, StoreSettings
+from nomarr_systemd.controller.act import act
+from nomarr_systemd.controller.site import Site
 from nomarr_systemd.core.errors import BadName, StoreUnavailable
+from nomarr_systemd.core.ids import Component
+from nomarr_systemd.core.intents import BookSpooled
+from nomarr_systemd.host.layout import Paths
 from nomarr_systemd.ledger.ledger import Ledger
+from nomarr_systemd.ledger.past_records import read_rows
 from nomarr_systemd.ledger.spool import Spool
+from nomarr_systemd.store.protocol import PAST_RECORDS
 from nomarr_systemd.store.sqlite.store import SqliteStore
-from tests.support.moments import death
+from nomarr_systemd.systemd.manager import Manager
+from tests.support.moments import PLAIN, death
 from tests.support.spooled import entry, replay
 
 
@@ -192,3 +203,46 @@ def test_a_write_that_was_killed_halfway_is_passed_over(spool: Spool) -> None:
     spool.write(entry(1))
     Path(spool.directory, f"{2:032x}.json.123.new").write_bytes(b"{half")
     assert spool.read() == ([entry(1)], [])
+
+
+@pytest.mark.parametrize("killed_at", [1, 2, 3, 4])
+def test_more_than_a_ring_are_booked_once_though_the_controller_is_killed(
+    tmp_path: Path, killed_at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An outage of hours: after a kill between a commit and the removal of its files they are
+    booked again, and the ledger must know each of them."""
+    many = 170
+    state = tmp_path / "state"
+    state.mkdir()
+    paths = Paths(str(tmp_path), str(state), user=True)
+    config = Config(store=StoreSettings(f"sqlite://{state}"), pools=(Pool("tag"),))
+    worker = Component("tag", 0)
+    left = killed_at
+
+    def book_all(site: Site) -> None:
+        act(site, [BookSpooled(worker, each, PLAIN) for each in site.spool.read()[0]])
+
+    with contextlib.closing(Site(paths, config, Manager(user=True))) as site:
+        for number in range(1, many + 1):
+            site.spool.write(entry(number, number))
+        removing = site.spool.remove
+
+        def remove(names: Iterable[str]) -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                raise SystemExit
+            removing(names)
+
+        monkeypatch.setattr(site.spool, "remove", remove)
+        with pytest.raises(SystemExit):
+            book_all(site)
+    with contextlib.closing(Site(paths, config, Manager(user=True))) as site:
+        assert site.spool.count() == many - 50 * (killed_at - 1)
+        book_all(site)
+        assert site.spool.count() == 0
+        account = site.ledger.account(worker.component_id)
+        assert (account.restart_count, account.attempts) == (many, many)
+        rows = [row for doc in site.store.find(PAST_RECORDS) for row in read_rows(doc)]
+        runs = [row.split("|")[1] for row in [*rows, *account.rows]]
+        assert runs == [f"{number:032x}" for number in range(1, many + 1)]

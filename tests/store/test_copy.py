@@ -14,6 +14,7 @@ from nomarr_systemd.cli.main import nomarrctl
 from nomarr_systemd.core.errors import NomarrError
 from nomarr_systemd.ledger.health_history import Sample, append
 from nomarr_systemd.ledger.incidents import IncidentStore
+from nomarr_systemd.ledger.past_records import find_newest, keep
 from nomarr_systemd.operate import store_copy
 from nomarr_systemd.operate.store_copy import Side, copy_domain
 from nomarr_systemd.store.protocol import DOMAINS, HOSTS, POLICY_LEDGER, Domain, Store
@@ -31,6 +32,8 @@ def filled(tmp_path: Path) -> str:
     with closing(SqliteStore(directory, "policy")) as policy:
         policy.insert(POLICY_LEDGER, {"_key": "worker:tag:0", "host": "", "text": "ä\0 🙂"})
         policy.insert("job_crashes", {"_key": "f" * 32, "host": "", "wall_ms": 1})
+        with policy.batch():
+            keep(policy, "worker:tag:0", "", ["1|a|b|c|1|2|3|d"])
     close_first(directory)
     open_second(directory)  # now one is among the past ones
     with closing(SqliteStore(directory, "work")) as work:
@@ -71,6 +74,7 @@ def test_there_and_back(filled: str, place: Place, tmp_path: Path) -> None:
                 assert middle.get(POLICY_LEDGER, f"worker:tag:0@{HOST}")
                 there = IncidentStore(middle, HOST).history(10)
                 assert [each.closed for each in there] == ["worker:tag:0 is healthy", ""]
+                assert len(find_newest(middle, "worker:tag:0", HOST)) == 1
                 middle.insert(POLICY_LEDGER, {"_key": "worker:tag:0@other", "host": "other"})
             done = copy_domain(Side(middle, host), Side(new, ""), domain, lambda *_: None)  # type: ignore[arg-type]
             assert everything(old, *names) == everything(new, *names)

@@ -8,7 +8,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -17,15 +18,22 @@ import pytest
 
 from nomarr_systemd.config.file import parse
 from nomarr_systemd.config.store_url import PostgresUrl
+from nomarr_systemd.core.ids import parse_component
+from nomarr_systemd.core.incident import Incident
 from nomarr_systemd.core.job import Owner
 from nomarr_systemd.core.lease import read_lease
-from nomarr_systemd.core.ledger_record import Record
 from nomarr_systemd.fleet.leases import HostLease, declare_lost
 from nomarr_systemd.fleet.view import view_hosts
 from nomarr_systemd.jobs import queue
 from nomarr_systemd.jobs.claims import Claims
+from nomarr_systemd.ledger.ledger import Ledger
+from nomarr_systemd.ledger.public import Publisher
+from nomarr_systemd.ledger.shared_archive import Archivist
 from nomarr_systemd.store.postgresql.store import PostgresStore
-from nomarr_systemd.store.protocol import HOSTS, Store, hosted
+from nomarr_systemd.store.protocol import HOSTS, Store
+from nomarr_systemd.store.sqlite.store import SqliteStore
+from tests.support.incidents import make
+from tests.support.moments import PLAIN, at, death, run
 from tests.support.places import DATABASE
 from tests.support.postgres import Postgres
 
@@ -148,14 +156,7 @@ def test_why_and_history_of_a_worker_of_another_host(program: Program, store: St
     add_host(store, "beta", {"failed": 1}, crashes=[CRASH])
     assert "killed by SIGSEGV" in program.run("history")
     assert program.ask("history")["records"] == [{"host": "beta", "name": "beta", **CRASH}]
-    wall_ms = 1_700_000_000_000
-    rows = {}
-    for n in range(1, 8):
-        fields = (f"{n:032x}", "restart", "exit", n, 500, wall_ms + n, "b" * 32, 1, "done", 12_000)
-        record = Record(n, *fields, 1, 5, 1, 20, 0, None, "1 of 5 restarts")
-        rows[f"{n}.{wall_ms + n}"] = record.write()
-    chunk = wall_ms // (30 * 86_400_000)
-    store.insert("stats", {"_key": hosted(f"records:worker:tag:0:{chunk}", "beta"), "rows": rows})
+    book_elsewhere(program, store, "beta", {"tag-0": 7})
     records = program.ask("history", "tag-0@beta")["records"]
     assert [each["code"] for each in records] == [1, 2, 3, 4, 5, 6, 7]
     assert {(each["component"], each["name"]) for each in records} == {("worker:tag:0", "beta")}
@@ -166,6 +167,71 @@ def test_why_and_history_of_a_worker_of_another_host(program: Program, store: St
     deaths = program.ask("why", "tag-0@beta")["deaths"]
     assert [each["code"] for each in deaths] == [3, 4, 5, 6, 7]
     assert "tag-0@HOST" in program.run("why", "tag-0", status=2)
+
+
+def book_elsewhere(
+    program: Program,
+    store: Store,
+    host: str,
+    deaths: dict[str, int],
+    incidents: Sequence[Incident] = (),
+) -> None:
+    """What the controller and the supervisor of another host do: deaths of workers, of which each
+    has another exit status, and incidents."""
+    place = program.place / f"state-{host}"
+    publisher = Publisher(str(place / "public"), host=host)
+    with closing(SqliteStore(str(place), "policy", publisher=publisher)) as books:
+        ledger = Ledger(books, host=host)
+        for instance, number in deaths.items():
+            name = parse_component(instance).component_id
+            for n in range(1, number + 1):
+                died = death(run(n), "exit", n, 12_000, component=name, held="paused")
+                ledger.record_failure(died, PLAIN, at=at(n))
+    publisher.publish_incidents(incidents)
+    Archivist(str(place / "public"), host).run(store)
+
+
+def test_all_that_is_on_record_of_a_host(program: Program, store: Store) -> None:
+    """More deaths than a ring holds, and none of them seen by a supervisor."""
+    add_host(store, "beta", {"failed": 1}, crashes=[CRASH])
+    add_host(store, "gamma", {"healthy": 1})
+    book_elsewhere(program, store, "beta", {"tag-0": 230, "tag-11": 3, "scan-0": 1})
+    found = program.ask("history", "beta", "--limit", "1000")["records"]
+    counts = Counter(each["component"] for each in found)
+    assert counts == {"worker:tag:0": 230, "worker:tag:11": 3, "worker:scan:0": 1}
+    mine = [each["code"] for each in found if each["component"] == "worker:tag:0"]
+    assert mine == list(range(1, 231))
+    assert len(program.ask("history", "tag-0@beta", "--limit", "1000")["records"]) == 230
+    newest = program.ask("history", "beta", "--limit", "2")["records"]
+    assert [each["code"] for each in newest] == [229, 230]
+    assert "tag-0@beta" in program.run("history", "beta")
+    assert program.run("history", "gamma") == "Nothing is on record.\n"
+    assert "no host" in program.run("history", "omega", status=4)
+
+
+def test_incidents_of_all_hosts(program: Program, store: Store) -> None:
+    add_host(store, "beta", {"failed": 1}, crashes=[CRASH])
+    add_host(store, "gamma", {"healthy": 1})
+    closed = make(opened=at(10))._replace(
+        refunds=(), closed="worker:tag:0 is healthy", closed_wall_ms=at(75).wall_ms, deaths=4
+    )
+    book_elsewhere(program, store, "beta", {"tag-0": 1, "tag-5": 1}, [closed])
+    book_elsewhere(program, store, "gamma", {}, [make("scan", opened=at(20))])
+    shown = program.run("history").splitlines()
+    assert [line[21:].split(": ")[0] for line in shown[1:]] == [
+        "incident", "incident", "the incident of tag@beta is over after 1 min 5 s and 4 deaths"
+    ]  # fmt: skip
+    assert "3 workers of tag@beta died alike" in shown[1]
+    assert "3 workers of scan@gamma died alike" in shown[2]
+    told = program.ask("history")["incidents"]
+    assert [(each["name"], each["pool"], each["closed"]) for each in told] == [
+        ("beta", "tag", "worker:tag:0 is healthy"), ("gamma", "scan", None)
+    ]  # fmt: skip
+    assert [each["name"] for each in program.ask("history", "beta")["incidents"]] == ["beta"]
+    assert len(program.ask("history", "tag-0@beta")["incidents"]) == 1
+    assert program.ask("history", "tag-5@beta")["incidents"] == [], "it was not in it"
+    assert "tag@beta is over" in program.run("history", "tag-0@beta")
+    assert len(program.ask("history", "--limit", "1")["incidents"]) == 1
 
 
 def test_events_and_jobs_of_all_hosts(program: Program, store: Store) -> None:

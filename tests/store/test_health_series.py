@@ -8,10 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from nomarr_systemd.core.ids import parse_component
 from nomarr_systemd.ledger import health_series
 from nomarr_systemd.ledger.health_history import COLLECTION, Sample, append
-from nomarr_systemd.ledger.record_archive import Archivist, read_archive
 from nomarr_systemd.store.protocol import Doc
 from nomarr_systemd.store.sqlite.store import SqliteStore
 from nomarr_systemd.supervisor.store_queries import read_history
@@ -79,7 +77,7 @@ def test_a_span_that_is_over_is_read_from_what_is_left_of_it(store: SqliteStore)
     made = fill(store, 30, every_ms=1_800_000)
     until_ms = NOW_MS - 10 * DAY_MS  # the fine layer of then is deleted
     query = read_history(
-        {"components": [NAME], "since_ms": 0, "until_ms": until_ms, "points": 2000}
+        "", {"components": [NAME], "since_ms": 0, "until_ms": until_ms, "points": 2000}
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(time, "time_ns", lambda: NOW_MS * 1_000_000)
@@ -149,30 +147,6 @@ def test_a_year_is_small(store: SqliteStore) -> None:
     year = sizes[":30s:"] + sizes[":10min:"] * 90 / 4 + sizes[":6h:"] * 365 / 4
     print(f"a year of 200 workers: {200 * year / 1e6:.0f} MB")
     assert 200 * year < 1e9
-
-
-def test_records_outlive_the_ring(store: SqliteStore, tmp_path: Path) -> None:
-    worker = parse_component("tag-0")
-    archivist = Archivist(str(tmp_path / "public"))
-    assert archivist.run(store) == 0
-    (tmp_path / "public").mkdir()
-    file = tmp_path / "public/tag-0.json"
-
-    def publish(attempts: range) -> None:
-        rows = [
-            f"{n}|{n:032x}|restart|exit|1|0|{NOW_MS + n}|boot|1|done|5|0|3|0|0|0||text|"
-            for n in attempts
-        ]
-        file.write_text(json.dumps({"component_id": NAME, "records": rows}))
-
-    publish(range(1, 101))
-    assert archivist.run(store) == 1
-    assert archivist.run(store) == 0  # nothing has changed
-    publish(range(51, 151))
-    assert archivist.run(store) == 1
-    found = read_archive(store, worker, 0, NOW_MS + DAY_MS)
-    assert [record.attempt for record in found] == list(range(1, 151))
-    assert read_archive(store, worker, NOW_MS + 150, NOW_MS + DAY_MS)[0].attempt == 150
 
 
 def test_a_worker_that_nobody_knows_costs_nothing(

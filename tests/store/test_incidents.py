@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,6 +13,7 @@ from nomarr_systemd.ledger import incidents
 from nomarr_systemd.ledger.incidents import IncidentStore
 from nomarr_systemd.ledger.public import INCIDENTS, MAX_BYTES, Publisher, read_incidents
 from nomarr_systemd.store.protocol import PAST_INCIDENTS, Store
+from tests.support.broken_store import Broken
 from tests.support.incidents import LATER, NOW, make
 
 
@@ -108,30 +107,6 @@ def test_the_oldest_goes_when_there_are_too_many(
         have(breaker, number)
     assert [each.deaths for each in breaker.history(10)] == [4, 5, 6, 7]
     assert len(store.find(PAST_INCIDENTS)) == 3
-
-
-class Broken:
-    """A store that fails at its n-th write, before or after it is made."""
-
-    def __init__(self, store: Store, at: int, *, after: bool) -> None:
-        self._store = store
-        self._left = at
-        self._after = after
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._store, name)
-        return self._fail(found) if name in ("add", "replace", "insert") else found
-
-    def _fail(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: object) -> Any:
-            self._left -= 1
-            if self._left:
-                return method(*args)
-            if self._after:
-                method(*args)
-            raise StoreUnavailable("killed")
-
-        return call
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import fcntl
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -14,10 +16,21 @@ from pathlib import Path
 
 import pytest
 
-from nomarr_systemd.store.sqlite.precedence import Precedence
+from nomarr_systemd.store.sqlite.precedence import FileLock
 from nomarr_systemd.store.sqlite.store import SqliteStore
 
 HELD_S = 60.0
+WRITER = """
+import sys
+from nomarr_systemd.store.sqlite.store import SqliteStore
+
+store = SqliteStore(sys.argv[1], "work", patience_s=60.0)
+for number in range(150):
+    with store.batch():
+        key = f"a{sys.argv[2]}-{number}"
+        store.insert("stats", {"_key": key, "what": "a", "text": "x" * 60000})
+store.close()
+"""
 
 
 @pytest.fixture
@@ -27,19 +40,19 @@ def store(tmp_path: Path) -> Iterator[SqliteStore]:
 
 
 @pytest.fixture
-def lock(store: SqliteStore) -> Iterator[Precedence]:
-    with closing(Precedence(f"{store.path}.next")) as lock:
+def lock(store: SqliteStore) -> Iterator[FileLock]:
+    with closing(FileLock(f"{store.path}.next")) as lock:
         yield lock
 
 
-def is_free(lock: Precedence) -> bool:
+def is_free(lock: FileLock) -> bool:
     if not lock._lock(fcntl.LOCK_EX, 0.0):
         return False
     fcntl.flock(lock._fd, fcntl.LOCK_UN)
     return True
 
 
-def test_others_wait_while_one_has_it(store: SqliteStore, lock: Precedence, tmp_path: Path) -> None:
+def test_others_wait_while_one_has_it(store: SqliteStore, lock: FileLock, tmp_path: Path) -> None:
     order = list[str]()
     opened = threading.Event()
 
@@ -61,7 +74,7 @@ def test_others_wait_while_one_has_it(store: SqliteStore, lock: Precedence, tmp_
 
 
 def test_a_transaction_that_has_waited_for_long_has_it(
-    store: SqliteStore, lock: Precedence, tmp_path: Path
+    store: SqliteStore, lock: FileLock, tmp_path: Path
 ) -> None:
     """While another one holds the file: then nobody can begin before it."""
     begun = threading.Event()
@@ -83,19 +96,21 @@ def test_a_transaction_that_has_waited_for_long_has_it(
     assert is_free(lock)  # it has given it up
 
 
-def test_nobody_waits_for_ever(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["next", "turn"])
+def test_nobody_waits_for_ever(tmp_path: Path, name: str) -> None:
     """A worker may hold that file as long as it likes."""
     with (
         closing(SqliteStore(str(tmp_path), "work", patience_s=0.1)) as store,
-        closing(Precedence(f"{store.path}.next")) as lock,
+        closing(FileLock(f"{store.path}.{name}")) as lock,
     ):
         with lock.taken(time.monotonic()), store.batch():
             store.insert("stats", {"_key": "a"})
         assert store.get("stats", "a")
 
 
-def test_a_file_that_cannot_be_used_is_done_without(store: SqliteStore) -> None:
-    os.symlink("/dev/null", f"{store.path}.next")
+@pytest.mark.parametrize("name", ["next", "turn"])
+def test_a_file_that_cannot_be_used_is_done_without(store: SqliteStore, name: str) -> None:
+    os.symlink("/dev/null", f"{store.path}.{name}")
     with store.batch():
         store.insert("stats", {"_key": "a"})
     assert store.get("stats", "a")
@@ -106,3 +121,27 @@ def test_the_ledger_has_none(tmp_path: Path) -> None:
         with ledger.batch():
             ledger.insert("meta", {"_key": "a"})
         assert not os.path.exists(f"{ledger.path}.next")
+        assert not os.path.exists(f"{ledger.path}.turn")
+
+
+def test_a_turn_ends_with_its_transaction(store: SqliteStore) -> None:
+    with closing(FileLock(f"{store.path}.turn")) as turn:
+        with store.batch():
+            assert not is_free(turn)
+        assert is_free(turn)
+        with pytest.raises(ZeroDivisionError), store.batch():
+            assert 1 / 0
+        assert is_free(turn)
+
+
+def test_the_log_stays_short_though_many_write(store: SqliteStore, tmp_path: Path) -> None:
+    """While those that wait read the file, SQLite cannot begin its log anew: it grew, and each
+    commit moved a part of it."""
+    writers = [
+        subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path), str(number)])
+        for number in range(6)
+    ]
+    assert [each.wait() for each in writers] == [0] * 6
+    assert store.count("stats", {"what": "a"}) == 6 * 150
+    frames = os.path.getsize(f"{store.path}-wal") // 4120
+    assert frames < 1500, frames  # SQLite's thousand, and what one transaction adds

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from nomarr_systemd.core import account as book
-from nomarr_systemd.core.account import RING, Account
+from nomarr_systemd.core.account import MOVED, RING, Account
 from nomarr_systemd.core.ids import next_start_job
 from nomarr_systemd.core.ledger_record import Record
 from nomarr_systemd.core.policy import Decision, Evidence, Rules
@@ -230,7 +230,12 @@ def test_holds_cannot_push_restarts_out_of_the_window() -> None:
     for number in range(100, 300):
         held = death(run(number), held="paused")
         account, _ = book.record_failure(account, held, PLAIN, at(10))
-    assert len(account.rows) == RING
+    assert RING - MOVED < len(account.rows) <= RING
+    numbers = [int(row.partition("|")[0]) for row in (*account.moved, *account.rows)]
+    assert numbers == list(range(1, 206)), "what has left the ring is told, in order"
+    doc = book.to_doc(account)
+    assert "moved" not in doc
+    assert book.from_doc(doc | {"moved": ["x"]}).moved == ()
     assert crash(account, 999, 20).records[-1].action == "fail"
 
 
@@ -243,6 +248,7 @@ def test_a_hundred_restarts_in_the_window() -> None:
     assert account.records[-1].action == "fail"
     assert sum(map(len, account.window.values())) == 3 * 100
     assert (account.attempts, account.records[0].attempt) == (250, 151)
+    assert len(account.moved) == 150
 
 
 def test_the_window_forgets_the_oldest_first() -> None:

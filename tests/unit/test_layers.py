@@ -71,7 +71,7 @@ TOUCHES_THE_MACHINE = {
     "postmortem.run_log": "the owner of journal entries",
     "postmortem.verdict": "moments by systemd's clock",
     "postmortem.witnesses": "moments by systemd's clock",
-    "ledger.record_archive": "which of public/*.json have changed",
+    "ledger.shared_archive": "which of public/*.json have changed",
     "web": "a program: its sockets, its threads, its clock",
     "store": "databases: files, locks, connections, random revisions",
 }

@@ -115,8 +115,21 @@ def test_a_ring_that_is_full_begins_where_it_begins() -> None:
     account, now = play(script, policy)
     result = simulate(account, policy, now)
     assert not result.whole
-    assert len(result.steps) == RING
+    assert len(result.steps) == len(account.rows) < RING + 30
     assert result.recorded == result.simulated
+
+
+def test_records_from_before_the_ring_are_replayed_as_far_as_none_is_missing() -> None:
+    policy = RULES._replace(max_lifetime_restarts=0, backoff_base_s=0.0)
+    account, now = play([("die", 70_000, False)] * (3 * RING), policy)
+    whole = account._replace(rows=(*account.moved, *account.rows))
+    result = simulate(whole, policy, now)
+    assert result.whole
+    assert len(result.steps) == 3 * RING
+    assert result.recorded == result.simulated
+    torn = account._replace(rows=(*account.moved[:40], *account.moved[41:], *account.rows))
+    result = simulate(torn, policy, now)
+    assert (result.whole, len(result.steps)) == (False, 3 * RING - 41)
 
 
 def test_a_stricter_policy_masks_and_spares_what_follows() -> None:

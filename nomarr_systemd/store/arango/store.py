@@ -85,7 +85,7 @@ class ArangoStore:
         self._find_s = _FIND_TIMES * timeout_s
         self._most = most
         self._publisher = publisher
-        self._publication = Publication(publisher, self._read_bodies)
+        self._publication = Publication(publisher, self._read_bodies, self.get)
         self._ready = False
         self._link = Link(
             url,
@@ -298,6 +298,10 @@ class ArangoStore:
         """Only publishes at its end what was written in it: each write is a request of its own,
         durable when it is answered."""
         return self._publication.batch(always=True)
+
+    @property
+    def in_batch(self) -> bool:
+        return self._publication.in_batch
 
     def publish_all(self) -> None:
         if self._publisher is not None:

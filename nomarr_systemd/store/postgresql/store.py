@@ -73,7 +73,7 @@ class PostgresStore:
         self._domain: Domain = domain
         self._collections = {collection.name for collection in DOMAINS[domain]}
         self._publisher = publisher
-        self._publication = Publication(publisher, self._read_bodies)
+        self._publication = Publication(publisher, self._read_bodies, self.get)
         self._most = most
         self._most_at_once = min(_MOST[domain], most)
         self._link = Link(
@@ -186,7 +186,7 @@ class PostgresStore:
         return docs
 
     def first(self, collection: str, where: Equal, limit: int = 1) -> list[Doc]:
-        if not self._publication.in_batch:
+        if not self.in_batch:
             raise StoreError("a document is held only inside a batch")
         condition, values = statements.where(where)
         ordered = statements.order_by("_key", descending=False)
@@ -270,6 +270,10 @@ class PostgresStore:
             self._make_ready()
             with self._link.transaction():
                 yield
+
+    @property
+    def in_batch(self) -> bool:
+        return self._publication.in_batch
 
     def publish_all(self) -> None:
         if self._publisher is not None:

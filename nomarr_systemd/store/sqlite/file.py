@@ -26,7 +26,7 @@ from nomarr_systemd.host.files import locked
 from nomarr_systemd.host.machine import free_bytes
 from nomarr_systemd.store.sqlite import persistence
 from nomarr_systemd.store.sqlite.beside import COMPANIONS, check_private, create, read_note
-from nomarr_systemd.store.sqlite.precedence import Precedence
+from nomarr_systemd.store.sqlite.precedence import FileLock
 
 APPLICATION_ID: Final = 0x6E6F6D72  # "nomr", so that no other program's file is taken for ours
 
@@ -84,7 +84,8 @@ class SqliteFile:
         self._db: sqlite3.Connection | None = None
         self._identity = (0, 0)
         self._transacting = False
-        self._precedence = None if private else Precedence(f"{path}.next")
+        self._precedence = None if private else FileLock(f"{path}.next")
+        self._turn = None if private else FileLock(f"{path}.turn")
 
     @property
     def in_transaction(self) -> bool:
@@ -148,19 +149,27 @@ class SqliteFile:
             raise
         finally:
             self._transacting = False
+            if self._turn is not None:
+                self._turn.leave()
 
     def _begin(self) -> None:
         """Begin a transaction; before all other processes, if it has waited for long."""
-        deadline = time.monotonic() + self._patience_s
-        if self._precedence is None:
+        if self._precedence is None or self._turn is None:
             self.run(_begin_immediately)
             return
+        deadline = time.monotonic() + self._patience_s
+        polite = time.monotonic() + min(_POLITE_S, self._patience_s)
         self._precedence.give_way(deadline)
         try:
-            self.run(_begin_immediately, min(_POLITE_S, self._patience_s))
-        except _StayedLocked:
+            if self._turn.take(polite):
+                self.run(_begin_immediately)
+                return
             with self._precedence.taken(deadline):
+                self._turn.take(deadline)
                 self.run(_begin_immediately, max(0.0, deadline - time.monotonic()))
+        except BaseException:
+            self._turn.leave()
+            raise
 
     def finish(self) -> None:
         """Close it in good order: nothing is left in the log that is not in the file, too."""
@@ -175,8 +184,9 @@ class SqliteFile:
             self._db = None
             if self._private:
                 persistence.end(self._identity)
-        if self._precedence is not None:
-            self._precedence.close()
+        for lock in (self._precedence, self._turn):
+            if lock is not None:
+                lock.close()
 
     def keep_room(self, wanted: int) -> None:
         """Have ``wanted`` bytes in the file and in its log that commits can use while the disk is

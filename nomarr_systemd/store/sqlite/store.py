@@ -60,7 +60,7 @@ class SqliteStore:
         self._collections = {collection.name for collection in DOMAINS[domain]}
         self._publisher = publisher
         self._most = most
-        self._publication = Publication(publisher, self._read_bodies)
+        self._publication = Publication(publisher, self._read_bodies, self.get)
         self._file = SqliteFile(
             os.path.join(directory, FILES[domain]),
             version=SCHEMA_VERSION,
@@ -147,7 +147,7 @@ class SqliteStore:
         return [doc for doc in docs if doc is not None]
 
     def first(self, collection: str, where: Equal, limit: int = 1) -> list[Doc]:
-        if not self._publication.in_batch:
+        if not self.in_batch:
             raise StoreError("a document is held only inside a batch")
         return self.find(collection, where, limit=limit)
 
@@ -213,6 +213,10 @@ class SqliteStore:
     def batch(self) -> Iterator[None]:
         with self._publication.batch(), self._file.transaction():
             yield
+
+    @property
+    def in_batch(self) -> bool:
+        return self._publication.in_batch
 
     def publish_all(self) -> None:
         if self._publisher is not None:
