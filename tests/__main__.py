@@ -9,16 +9,23 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from glob import glob
 from typing import Final
 
 import pytest
 
 from nomarr_systemd.demo.lab import LabUnavailable, go_where_a_lab_can_be
 
-# Modules that wait for minutes begin first, beside others that work; then the longest tiers: at
-# the end there are only short ones left to share.
-WAITING: Final = ("seams", "web_page", "pause", "poisoned_text", "fleet", "long_job", "turns")
+# The longest modules begin first, beside each other; then the longest tiers: at the end there are
+# only short ones left to share.
+LONGEST: Final = (
+    *("systemd/test_seams", "systemd/test_web_page", "systemd/test_operator_apply"),
+    *("store/test_jobs_killed", "systemd/test_pause", "systemd/test_poisoned_text"),
+    *("systemd/test_fleet", "systemd/test_kill_controller", "systemd/test_long_job"),
+    *("store/test_races", "systemd/test_turns"),
+)
 TIERS: Final = ("booted", "systemd", "store", "process", "unit")
+CPU_MINUTES: Final = 19  # of a whole run, nearly
 MOST_FAILURES: Final = 40  # more have one cause
 HANG_S: Final = 900  # no test takes so long, not even on a busy machine
 
@@ -44,17 +51,25 @@ def run_all() -> int:
 
 def choose_all() -> list[str]:
     """Say what will be done, and return pytest's arguments for it."""
-    processes = len(os.sched_getaffinity(0)) + 2  # two of them wait, mostly
+    cores = len(os.sched_getaffinity(0))
+    processes = cores + 2  # two of them wait, mostly
+    modules = {tier: sorted(glob(f"tests/{tier}/test_*.py")) for tier in TIERS}
+    tiers = ", ".join(f"{tier} ({len(found)} modules)" for tier, found in modules.items())
     print(
-        f"Every test, in {processes} processes beside each other, and lint. The first run makes"
-        " clean Debian systems in /var/tmp/nomarr-trees, which takes minutes more.",
+        f"Every test of the tiers {tiers}, in {processes} processes beside each other, and lint:"
+        f" about {round(CPU_MINUTES / cores) + 1} minutes on {cores} idle cores. Their number comes"
+        " next, then a dot for each test and the percentage done; failures are told at the end."
+        " The first run makes clean Debian systems in /var/tmp/nomarr-trees, which takes minutes"
+        " more.",
         flush=True,
     )
-    # A module's tests share a machine or a server, so they stay together, in this order.
+    # A module's tests share a machine or a server, so they stay together, in this order. Files, not
+    # directories: pytest would leave out a file whose directory is named, too, and lose the order.
     share = [f"--numprocesses={processes}", "--dist=loadfile", "--no-loadscope-reorder"]
     most = f"--maxfail={MOST_FAILURES}"
-    first = [f"tests/systemd/test_{name}.py" for name in WAITING]
-    return [*share, most, f"--timeout={HANG_S}", *first, *(f"tests/{tier}" for tier in TIERS)]
+    first = [f"tests/{name}.py" for name in LONGEST]
+    rest = [path for found in modules.values() for path in found if path not in first]
+    return [*share, most, f"--timeout={HANG_S}", *first, *rest]
 
 
 if __name__ == "__main__":

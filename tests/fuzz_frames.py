@@ -1,7 +1,8 @@
 """Hostile bytes for the frame decoder: ``python -m tests.fuzz_frames 1000000 [SEED]``.
 
-Inputs are grown from valid frames by mutation. ``check`` holds what must be true of any of them;
-the unit tests run it on a few thousand, this program on as many as it is told.
+Inputs are grown from valid frames by mutation. ``check`` holds what must be true of any of them,
+and that both decoders agree; the unit tests run it on a few thousand, this program on as many as it
+is told.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import sys
 import time
 
 from nomarr_systemd.core.frames import DROPS, MAX_FRAME, Decoder, Frame, encode
+from nomarr_systemd.core.typed_frames import TypedDecoder
 
 ID = "worker:tag:0"
 
@@ -21,13 +23,25 @@ def split(frames: list[Frame]) -> list[tuple[object, ...]]:
     for frame in frames:
         assert frame.invocation == (frame.fields.get("invocation") or "")
         assert frame.progress_age_s == (frame.fields.get("progress_age_s") or 0.0)
-    return [(frame.event, frame.line, frame.invocation) for frame in frames]
+    return [
+        (frame.event, frame.line, frame.invocation, repr(frame.progress_age_s)) for frame in frames
+    ]
+
+
+def feed_both(component_id: str, *chunks: bytes) -> tuple[list[Frame], Decoder]:
+    """Feed both decoders; returns the frames of the first, and it."""
+    careful, typed = Decoder(component_id), TypedDecoder(component_id)
+    frames = [frame for chunk in chunks for frame in careful.feed(chunk)]
+    others = [frame for chunk in chunks for frame in typed.feed(chunk)]
+    assert split(others) == split(frames), "the decoders take different frames"
+    assert typed.drops == careful.drops, "the decoders drop different lines"
+    assert typed.dropped == careful.dropped
+    return frames, careful
 
 
 def check(data: bytes, cuts: list[int]) -> int:
     """Feed ``data`` whole and in pieces; returns how many frames it held."""
-    whole = Decoder(ID)
-    frames = whole.feed(data)
+    frames, whole = feed_both(ID, data)
     pieces = Decoder(ID)
     found = []
     start = 0
@@ -36,7 +50,7 @@ def check(data: bytes, cuts: list[int]) -> int:
         start += cut
         assert len(pieces._rest) < MAX_FRAME
     assert split(found) == split(frames), "frames depend on how the bytes were cut"
-    alone = [frame for line in data.split(b"\n")[:-1] for frame in Decoder(ID).feed(line + b"\n")]
+    alone = [frame for line in data.split(b"\n")[:-1] for frame in feed_both(ID, line + b"\n")[0]]
     assert split(alone) == split(frames), "a frame depends on the one before"
     whole.finish()
     pieces.finish()
@@ -66,7 +80,8 @@ PARTS = [
     b"\n", b"HEALTH|", b"{", b"}", b"[", b"]", b'"', b"\\", b",", b":", b"0", b"-", b".", b"e999",
     b"NaN", b"Infinity", b"null", b"true", b"\xff", b"\xc3", b"\x00", b"\\ud800", b"\\u0000",
     b',"seq":', b'"status":"dead"', b'"component_id":"worker:tag:1"', b"9" * 400, b"[" * 1200,
-    b" " * 4096, b"\r", b'"progress_age_s":', b"\xf0\x9f\x98\x80",
+    b" " * 4096, b"\r", b'"progress_age_s":', b"\xf0\x9f\x98\x80", b'"metrics":{"a":', b'"job":',
+    b"1.0", b"-0", b"1e2", b'"\\u0073eq":1', b"\xed\xa0\x80", b'"note":null',
 ]  # fmt: skip
 
 

@@ -92,6 +92,9 @@ def _draw_supervisor(overview: Overview, width: int) -> Iterator[str]:
         systemctl = "systemctl --user" if overview.user else "systemctl"
         verb = "restart" if overview.supervisor_unit == "active" else "start"
         yield fit(f"To {verb} it: {systemctl} {verb} nomarr-supervisor.service", width)
+    if overview.is_disk_full:
+        text = "The ledger's disk is full: it lives on its reserve, and what is shown may be old."
+        yield click.style(fit(text, width), fg="yellow")
 
 
 def _heads(wide: bool) -> tuple[str, ...]:

@@ -60,7 +60,7 @@ OWNED = (
     Owned("RefuseManual*", "operator and controller start and stop workers"),
     Owned("PartOf", "a worker is stopped with nomarr-workers.target"),
     Owned("ConditionPathExists", "pause and hold prevent a start by it"),
-    Owned("Slice", "all workers are in nomarr.slice", "limit the pool, e.g. with MemoryMax"),
+    Owned("Slice", "each pool has a slice", "limit the pool: systemctl edit nomarr-POOL.slice"),
     Owned("LogExtraFields", "it marks the worker's journal entries"),
     Owned("LogNamespace", "post-mortems read the worker's entries from the default journal"),
     Owned("User", "the worker could not open its health pipe", "set user of [pool.NAME]"),

@@ -49,6 +49,7 @@ FRESH_MS: Final = 50
 GRACE_MS: Final = 10_000  # that a turn lasts longer than a start may take
 _MANY: Final = 16
 _PORTION: Final = 50  # spooled deaths in a commit: after a kill the ledger still knows all of them
+MAX_REPORTS: Final = 100  # of a worker, while neither the ledger nor the spool can be written
 _Kind = TypeVar("_Kind")
 
 
@@ -79,7 +80,8 @@ def act(site: Site, intents: Sequence[Intent]) -> Done:
         _book(site, intents)
         feed_watchdog()
         _blame_jobs(site, _pick(intents, do.BlameJobs))
-        kept = _spool(site, _pick(intents, do.Spool))
+        kept, crowded = _spool(site, _pick(intents, do.Spool))
+        refused |= crowded
         refused |= _release(site, _pick(intents, do.Release))
         _stop(site, [each.component.unit for each in _pick(intents, do.Stop)])
         unmasked = _mask(site, [each.component for each in _pick(intents, do.Mask)])
@@ -243,16 +245,18 @@ def _blame_jobs(site: Site, intents: Sequence[do.BlameJobs]) -> None:
             _complain(each.component, error)
 
 
-def _spool(site: Site, intents: Sequence[do.Spool]) -> set[str]:
-    """Spool deaths; return the runs that could not be spooled: their reports stay."""
-    kept = set()
+def _spool(site: Site, intents: Sequence[do.Spool]) -> tuple[set[str], set[Component]]:
+    """Spool deaths; return the runs that could not be spooled, whose reports stay, and the workers
+    that have so many of them that they are not started: the reports are in memory."""
+    kept: dict[str, Component] = {}
     for each in intents:
         try:
             site.spool.write(each.entry)
         except StoreError as error:
             _complain(each.component, error)
-            kept.add(each.entry.death.run)
-    return kept
+            kept[each.entry.death.run] = each.component
+    workers = list(kept.values())
+    return set(kept), {each for each in set(workers) if workers.count(each) >= MAX_REPORTS}
 
 
 def _stop(site: Site, units: Sequence[str]) -> None:

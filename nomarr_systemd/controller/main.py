@@ -1,18 +1,21 @@
 """The controller's programs: the one that the failures FIFO wakes, and the reconciler.
 
 systemd starts the first when a hook writes to the FIFO, keeps what is written while it does not
-run, and starts it again if it dies; it exits after IDLE_S without work. Both do the same: observe,
-plan, act, until nothing is left to do. A report only narrows which workers are observed.
+run, and starts it again if it dies. After IDLE_S without work it rests: it has closed the store and
+the bus and waits for the FIFO alone, so that the next failure waits for no interpreter. Both do the
+same: observe, plan, act, until nothing is left to do. A report only narrows which workers are
+observed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import select
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final
+from typing import Final, TypeVar
 
 from nomarr_systemd.controller.act import Done, LedgerUnwritable, act
 from nomarr_systemd.controller.canaries import Canaries, is_watching, observe_canaries
@@ -42,7 +45,9 @@ from nomarr_systemd.systemd.notify import feed_watchdog, listen_fds, notify, wat
 from nomarr_systemd.systemd.systemctl import ManagerError
 
 USAGE: Final = f"usage: nomarr-controller {PLACES} [--reconcile]"
-IDLE_S: Final = 30.0
+IDLE_S: Final = 30.0  # until it rests
+RESTING: Final = "resting"  # its status in systemctl status
+REST_S: Final = 3600.0  # between two signs of life while it rests
 LOOK_AGAIN_S: Final = 0.5  # between two observations of a canary, and after a start
 FLUSH_MS: Final = 1000  # between two tries to send what journald could not take
 LOOK_AT_ALL_MS: Final = 10_000  # between two observations of its pool, if no report comes
@@ -51,6 +56,7 @@ TRY_AGAIN_MS: Final = 60_000  # a pause that could not be ended
 _PASSES: Final = 5  # an incident that opens concerns more workers, and so do jobs that are settled
 _NOT_OF_ONE: Final = (ManagerError, StoreError, LedgerUnwritable)  # no worker can be handled
 Stamp = tuple[int, int]
+T = TypeVar("T")
 
 
 def run(
@@ -182,7 +188,7 @@ def _waits(world: World) -> bool:
 def serve(site: Site, fifo: int, applied: Stamp, *, idle_s: float = IDLE_S) -> bool:
     """Handle pending reports, and new ones when the FIFO is written, until none comes for a while.
 
-    True if another configuration has been applied since ``applied``.
+    False if another configuration has been applied since ``applied``.
     """
     os.set_blocking(fifo, False)
     poll = select.poll()
@@ -195,8 +201,8 @@ def serve(site: Site, fifo: int, applied: Stamp, *, idle_s: float = IDLE_S) -> b
         with contextlib.suppress(BlockingIOError):
             while os.read(fifo, 65536):
                 pass
-        if find_stamp(site.paths) != applied:
-            return True
+        if find_stamp(site.paths.resolved) != applied:
+            return False
         feed_watchdog()
         with site.alone():
             # While an incident is open, only its canary is watched: a pool takes many questions. So
@@ -211,12 +217,31 @@ def serve(site: Site, fifo: int, applied: Stamp, *, idle_s: float = IDLE_S) -> b
             is_busy = is_watching(site) or bool(site.started)
         if everybody and not is_busy:
             _arm(site, owes=owes)
-            return False
+            return True
         # While this process does not read, systemd would queue all its signals for it.
         site.manager.close()
         rang = _wait(site, poll, LOOK_AGAIN_S if is_busy else idle_s)
-        # Before it exits, it observes every worker.
+        # Before it rests, it observes every worker.
         everybody = not rang and not is_busy
+
+
+def rest(fifo: int) -> None:
+    """Wait until the FIFO is written. systemd's watchdog, which is meant for work, is set so that
+    this process wakes up once in REST_S only."""
+    gc.collect()
+    poll = select.poll()
+    poll.register(fifo, select.POLLIN)
+    work_us = round(watchdog_s() * 1e6)
+    rest_us = round(2 * REST_S * 1e6) if work_us else 0
+    _tell(f"STATUS={RESTING}", f"WATCHDOG_USEC={rest_us}" if work_us else "")
+    while not poll.poll(REST_S * 1000):
+        feed_watchdog()
+    _tell("STATUS=", f"WATCHDOG_USEC={work_us}" if work_us else "")
+
+
+def _tell(*lines: str) -> None:
+    with contextlib.suppress(OSError):
+        notify(*(line for line in lines if line))
 
 
 def _find_failed_again(site: Site) -> list[Component]:
@@ -286,6 +311,7 @@ def reconcile(site: Site) -> None:
                 site.store.publish_all()
                 site.publish_incidents()
             owes = run(site, everybody=True)
+            site.keep_room()
     with contextlib.suppress(ManagerError):
         arm_next_end(site)
     _arm(site, owes=owes)
@@ -309,10 +335,11 @@ def _came_back(site: Site, since_ms: int) -> bool:
     return int(shown["ActiveEnterTimestampMonotonic"] or 0) // 1000 > since_ms
 
 
-def find_stamp(paths: Paths) -> Stamp:
-    """Return inode and time of the applied configuration, which each apply changes."""
+def find_stamp(path: str) -> Stamp:
+    """Return inode and time of a file: of the applied configuration, which each apply changes, or
+    of this module, which each upgrade and downgrade replaces."""
     try:
-        found = os.stat(paths.resolved)
+        found = os.stat(path)
     except OSError:
         return 0, 0
     return found.st_ino, found.st_mtime_ns
@@ -326,13 +353,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     paths, flags = options
     never_wait(JournalSocket(paths.kept_entries))
     try:
-        work = _choose(flags)
-        while True:
-            applied = find_stamp(paths)  # before it is read: then nothing new is missed
-            site = Site(paths, read_applied(paths), Manager(user=paths.user))
-            with contextlib.closing(site):
-                if not work(site, applied):
-                    return 0
+        if "--reconcile" in flags:
+            _with_site(paths, lambda site, _applied: reconcile(site))
+        else:
+            _stay(paths)
+        return 0
     except NomarrError as error:
         log(ERROR, str(error), hint=error.hint)
         return error.exit_status
@@ -341,10 +366,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _choose(flags: set[str]) -> Callable[[Site, Stamp], bool]:
-    """Return the function that the options select; it returns True to be called again."""
-    if "--reconcile" in flags:
-        return _reconcile
+def _with_site(paths: Paths, work: Callable[[Site, Stamp], T]) -> T:
+    applied = find_stamp(paths.resolved)  # before it is read: then nothing new is missed
+    with contextlib.closing(Site(paths, read_applied(paths), Manager(user=paths.user))) as site:
+        return work(site, applied)
+
+
+def _stay(paths: Paths) -> None:
+    """Serve and rest, until another version of this program is installed. Then systemd starts that
+    one, as the line that ended the rest is still in the FIFO."""
     fds = listen_fds()
     if len(fds) != 1:
         raise ConfigError(
@@ -356,12 +386,12 @@ def _choose(flags: set[str]) -> Callable[[Site, Stamp], bool]:
         # After an error systemd starts the service again; files and FIFO are as they were.
         return serve(site, fds[0], applied)
 
-    return work
-
-
-def _reconcile(site: Site, _applied: Stamp) -> bool:
-    reconcile(site)
-    return False
+    version = find_stamp(__file__)
+    while True:
+        if _with_site(paths, work):
+            rest(fds[0])
+            if find_stamp(__file__) != version:
+                return
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from nomarr_systemd.host.holds import Holds
 from nomarr_systemd.host.layout import Paths
 from nomarr_systemd.host.machine import host_of
 from nomarr_systemd.ledger.incidents import IncidentStore
-from nomarr_systemd.ledger.ledger import Ledger
+from nomarr_systemd.ledger.ledger import Ledger, room_for
 from nomarr_systemd.ledger.public import Publisher, open_policy_store
 from nomarr_systemd.ledger.spool import Spool
 from nomarr_systemd.store.protocol import Store
@@ -88,6 +88,13 @@ class Site:
             self.publisher.publish_incidents(self.incidents.history(PUBLISHED))
         except StoreError as error:
             log(ERROR, "incidents cannot be published", error=error, hint=error.hint)
+
+    def keep_room(self) -> None:
+        """Have the ledger keep room for itself, before workers fill its disk."""
+        try:
+            self.store.keep_room(room_for(len(self.config.components())))
+        except StoreError as error:
+            log(ERROR, "the ledger cannot keep room", error=error, hint=error.hint)
 
     @property
     def turns(self) -> TurnStore:

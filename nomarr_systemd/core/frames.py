@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from json.decoder import JSONDecoder
+from math import isfinite
 from types import NoneType
 from typing import Any, Final
 
 from nomarr_systemd.core.health import Event
-from nomarr_systemd.core.json import DECODER, MAX_DEPTH, is_deep
+from nomarr_systemd.core.json import MAX_DEPTH, is_deep, refuse
 
 MAX_FRAME: Final = 4096  # with the newline: the longest write that is atomic on a pipe
 PREFIX: Final = b"HEALTH|"
@@ -43,7 +45,8 @@ DROPS: Final[Mapping[str, str]] = {
 }
 _MAX_SHOWN: Final = 120  # bytes of a dropped line
 
-# The optional fields that have a type; all others are the worker's own and not checked.
+# The optional fields that have a type; all others are the worker's own and not checked. A float has
+# to be finite, too, which _judge finds out; only that of most frames is listed here.
 _TYPES: Final[Mapping[str, frozenset[type]]] = {
     "phase": frozenset((str, NoneType)),
     "job": frozenset((str, int, NoneType)),
@@ -51,26 +54,26 @@ _TYPES: Final[Mapping[str, frozenset[type]]] = {
     "pid": frozenset((int, NoneType)),
     "invocation": frozenset((str, NoneType)),
     "progress_age_s": frozenset((int, float, NoneType)),
-    "recover_for_s": frozenset((int, float, NoneType)),
+    "recover_for_s": frozenset((int, NoneType)),  # and a float
     "metrics": frozenset((NoneType,)),  # and an object
     "note": frozenset((str, NoneType)),
 }
-_SCALARS: Final = frozenset((str, int, float, bool, NoneType))
+_SCALARS: Final = frozenset((str, int, bool, NoneType))
+_types_of: Final = _TYPES.get  # bound once: it is called for each field of each frame
 
 
 class Frame:
     """One valid frame, not changed after it was made: the health machine's event, the line, the
     invocation that it names (empty: none), the age of progress (0: not said), and all its fields.
+    A decoder sets them one by one: a constructor would take as long again.
     """
 
     __slots__ = ("_fields", "event", "invocation", "line", "progress_age_s")
     _fields: Mapping[str, Any]
-
-    def __init__(self, event: Event, line: bytes, invocation: str, progress_age_s: float) -> None:
-        self.event = event
-        self.line = line
-        self.invocation = invocation
-        self.progress_age_s = progress_age_s
+    event: Event
+    invocation: str
+    line: bytes
+    progress_age_s: float
 
     @property
     def fields(self) -> Mapping[str, Any]:
@@ -83,8 +86,9 @@ class Frame:
             return self._fields
 
 
-# The scanner behind json.loads, without its two searches for white space at every call.
-_scan: Callable[[str, int], tuple[Any, int]] = DECODER.scan_once  # type: ignore[attr-defined]
+# The scanner behind json.loads, without its two searches for white space at every call. A function
+# of ours for floats, as in core/json, would cost more than looking at those that came.
+_scan: Callable[[str, int], tuple[Any, int]] = JSONDecoder(parse_constant=refuse).scan_once  # type: ignore[attr-defined]
 
 
 class Decoder:
@@ -111,6 +115,9 @@ class Decoder:
         if self._rest or self._skipping:
             chunk = self._rest + chunk
             self._rest = b""
+        elif chunk.find(b"\n") == len(chunk) - 1 >= 0:  # one whole line, as mostly
+            frame = self._parse(chunk[:-1])
+            return [] if frame is None else [frame]
         lines = chunk.split(b"\n")
         rest = lines.pop()
         if self._skipping and lines:
@@ -122,7 +129,12 @@ class Decoder:
             else:
                 self._drop("length", rest)
                 self._skipping = True
-        return [frame for line in lines if (frame := self._parse(line)) is not None]
+        frames = []
+        for line in lines:
+            frame = self._parse(line)
+            if frame is not None:
+                frames.append(frame)
+        return frames
 
     def finish(self) -> None:
         """The pipe has ended: drop an incomplete line."""
@@ -157,15 +169,21 @@ class Decoder:
         if event is None:
             return self._drop("status", line)
         for name, value in fields.items():
-            if type(value) not in _TYPES.get(name, _SCALARS) and (fault := _judge(name, value)):
+            if type(value) not in _types_of(name, _SCALARS) and (fault := _judge(name, value)):
                 return self._drop(fault, line)
+        progress_age_s = fields.get("progress_age_s") or 0.0
+        if progress_age_s - progress_age_s:  # not finite
+            return self._drop("json", line)
         if "\\u" in text and not _is_text(fields):
             return self._drop("encoding", line)
         if status == "recovering":
             event = Event("recovering", fields.get("recover_for_s"))
-        return Frame(
-            event, line, fields.get("invocation") or "", fields.get("progress_age_s") or 0.0
-        )
+        frame = Frame()
+        frame.event = event
+        frame.line = line
+        frame.invocation = fields.get("invocation") or ""
+        frame.progress_age_s = progress_age_s
+        return frame
 
     def _drop(self, kind: str, line: bytes) -> Frame | None:
         self.drops[kind] = self.drops.get(kind, 0) + 1
@@ -174,10 +192,21 @@ class Decoder:
 
 
 def _judge(name: str, value: object) -> str:
-    """Why a list, an object or a value of a wrong type is refused; empty if it is not."""
+    """Why a float, a list, an object or a value of a wrong type is refused; empty if it is not."""
+    if type(value) is float and (name not in _TYPES or name == "recover_for_s"):
+        return "" if isfinite(value) else "json"
     if name in _TYPES and (name != "metrics" or type(value) is not dict):
         return "field"
-    return "json" if is_deep(value, MAX_DEPTH - 1) else ""
+    return "json" if is_deep(value, MAX_DEPTH - 1) or not _is_finite(value) else ""
+
+
+def _is_finite(value: object) -> bool:
+    """False if a float in it is infinite (as 1e999, which is valid JSON), or if it is no JSON."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def _is_text(fields: dict[str, Any]) -> bool:
@@ -223,10 +252,6 @@ def _write(fields: Mapping[str, object]) -> bytes:
 
 
 def _is_sendable(name: str, value: object) -> bool:
-    if type(value) not in _TYPES.get(name, _SCALARS) and _judge(name, value):
+    if type(value) not in _types_of(name, _SCALARS) and _judge(name, value):
         return False
-    try:
-        json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError, RecursionError):
-        return False
-    return value is not None
+    return value is not None and _is_finite(value)

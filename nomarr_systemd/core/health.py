@@ -38,7 +38,6 @@ REGISTERED: Final = Event("registered")  # systemd shows a new invocation of the
 TICK: Final = Event("tick")  # time has passed
 NOISE: Final = Event("noise")  # a line came that is not a valid frame
 EOF_GONE: Final = Event("eof-gone")  # the pipe ended and the main process is gone
-EOF_ALIVE: Final = Event("eof-alive")  # the pipe ended and the main process lives
 SET_FAILED: Final = Event("set-failed")
 RESET: Final = Event("reset")
 
@@ -90,30 +89,45 @@ DECISION: Final[Mapping[str, str]] = {
 }
 
 _NOTHING: Final[tuple[Transition, ...]] = ()
+_FRESH: Final = State("")[5:]  # all that a healthy frame resets
+_new: Final = tuple.__new__
 
 
 def step(
     state: State, event: Event, now: float, rules: HealthRules
 ) -> tuple[State, tuple[Transition, ...]]:
     """The next state, and the transitions that led to it."""
-    cell = TABLE[state.status].get(event.kind)
+    status, kind = state.status, event.kind
+    if kind == status == "healthy":
+        # Most frames: what _become_healthy returns, in half the time.
+        stays = (state.component_id, status, now, 0, state.stopping) + _FRESH  # noqa: RUF005 (faster)
+        return _new(State, stays), _NOTHING
+    cell = TABLE[status].get(kind)
     if cell is None:
         return state, _NOTHING
     after = cell(state, event, now, rules)
-    ticking = event.kind == "tick"
-    if after.status == state.status and not ticking:
+    if kind == "tick":
+        return _tick_on(state, after, event, now, rules)
+    if after.status == status:
         return after, _NOTHING
+    return after, (_change(state, after),)
+
+
+def _tick_on(
+    state: State, after: State, event: Event, now: float, rules: HealthRules
+) -> tuple[State, tuple[Transition, ...]]:
+    """A late tick may cause several changes, such as unhealthy and then dead."""
     transitions = []
-    while True:
+    while after is not state:
         if after.status != state.status:
-            transitions.append(
-                Transition(state.component_id, state.status, after.status, after.cause)
-            )
-        # A late tick may cause several changes, such as unhealthy and then dead.
-        if not ticking or after is state:
-            return after, tuple(transitions)
+            transitions.append(_change(state, after))
         state, cell = after, TABLE[after.status].get("tick", _stay)
         after = cell(state, event, now, rules)
+    return after, tuple(transitions)
+
+
+def _change(old: State, new: State) -> Transition:
+    return Transition(old.component_id, old.status, new.status, new.cause)
 
 
 def deadline(state: State, rules: HealthRules) -> float | None:

@@ -18,6 +18,7 @@ UNIT_SUFFIX = ".service"
 TARGET = "nomarr-workers.target"  # of all workers
 WANTED_PREFIX = "nomarr-wanted@"
 WANTED_SUFFIX = ".socket"
+PER_SLICE = 64  # systemd goes through all units of its slice at every start of a worker
 
 _POOL = re.compile(r"[a-z][a-z0-9_]{0,30}")
 _INDEX = re.compile(r"0|[1-9][0-9]{0,3}")
@@ -46,6 +47,11 @@ class Component(NamedTuple):
     def wanted_unit(self) -> str:
         """The unit that is active from a start of the worker until a person stops the worker."""
         return f"{WANTED_PREFIX}{self.pool}-{self.number}{WANTED_SUFFIX}"
+
+    @property
+    def slice(self) -> str:
+        """The part of its pool's slice, and of nomarr.slice, that the worker runs in."""
+        return f"nomarr-{self.pool}-{self.number // PER_SLICE}.slice"
 
     def __str__(self) -> str:
         return self.component_id

@@ -20,7 +20,8 @@ class JsonError(ValueError):
     """The text is no JSON that is accepted, an attribute is missing, or its type is wrong."""
 
 
-def _refuse(text: str) -> float:
+def refuse(text: str) -> float:
+    """For ``parse_constant``: NaN and Infinity are not JSON."""
     raise ValueError(text)
 
 
@@ -31,7 +32,7 @@ def _finite(text: str) -> float:
     return value
 
 
-DECODER: Final = JSONDecoder(parse_float=_finite, parse_constant=_refuse)
+DECODER: Final = JSONDecoder(parse_float=_finite, parse_constant=refuse)
 
 
 def decode(text: str | bytes) -> Any:

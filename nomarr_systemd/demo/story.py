@@ -150,10 +150,10 @@ class Story(Stage):
         for name, run in map(_run_of, job["crashes"]):
             self.wait(
                 lambda: self.account(name).find(run, ["refund"]),  # noqa: B023
-                f"{name} has its restart back",
+                f"the restart of {name} is refunded",
                 name,
             )
-        self.check(True, "the file is to blame: the workers have their restarts back")
+        self.check(True, "the file is to blame: the restarts of the workers are refunded")
         self._wait_until_healthy(*TAGGERS)
         self.check(True, "after their backoffs both taggers run again")
         self.command("nomarrctl --user jobs show music/deadly/crash.wav")

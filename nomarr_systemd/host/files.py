@@ -101,8 +101,12 @@ def locked(path: str, patience_s: float | None = None) -> Iterator[None]:
     Waits without end, or ``patience_s`` at most: then TimeoutError, an OSError that names the
     file. A symbolic link in its place is refused.
     """
-    os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        fd = os.open(path, flags, 0o600)
+    except FileNotFoundError:
+        os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
+        fd = os.open(path, flags, 0o600)
     try:
         share(fd, os.path.dirname(path))
         if patience_s is None:

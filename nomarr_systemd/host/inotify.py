@@ -5,7 +5,6 @@ Python has no binding of its own; two functions of the C library are enough.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import struct
 from typing import Final
@@ -23,6 +22,8 @@ class DirectoryWatch:
 
     def __init__(self, *directories: str) -> None:
         """Watch the directories; OSError if one of them cannot be watched."""
+        import ctypes  # slow to import, and most programs that know of this class never watch
+
         libc = ctypes.CDLL(None, use_errno=True)
         self.fd: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         if self.fd < 0:
@@ -66,5 +67,7 @@ class DirectoryWatch:
 
 
 def _failure(directory: str) -> OSError:
+    import ctypes
+
     number = ctypes.get_errno()
     return OSError(number, os.strerror(number), directory)

@@ -14,6 +14,7 @@ _TIME_ERROR: Final = 5  # adjtimex: the kernel calls its clock not synchronised
 _TIMEX_BYTES: Final = 512  # larger than struct timex of any architecture
 _VOLATILE: Final = ("tmpfs", "ramfs")
 _TIMEOUT_S: Final = 10.0
+_NEXT_TO_NOTHING: Final = 1 << 20
 _ID_BYTES: Final = 16
 APPLICATION_ID: Final = bytes.fromhex("b1c6e0f7a3d94d0f8e5b27c49a60d318")
 UNKNOWN: Final = "unknown"  # the name of a host that has no machine-id
@@ -57,6 +58,16 @@ def is_volatile(path: str) -> bool:
 def free_bytes(path: str) -> int:
     shown = os.statvfs(path)
     return shown.f_bavail * shown.f_frsize
+
+
+def is_full(path: str) -> bool:
+    """True if the path's filesystem has next to no room, or none for a file. Some have no number of
+    files: they say 0 of 0."""
+    try:
+        shown = os.statvfs(path)
+    except OSError:
+        return False
+    return shown.f_bavail * shown.f_frsize < _NEXT_TO_NOTHING or shown.f_favail == 0 < shown.f_files
 
 
 def share_disk(path: str, other: str) -> bool:

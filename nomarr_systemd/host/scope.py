@@ -38,6 +38,8 @@ class Scope(NamedTuple):
     def file_differs(self, applied: Config) -> bool | None:
         """Return True if the file is not what was applied, or has mistakes; None if it is not
         readable."""
+        if not os.path.lexists(self.config_file):
+            return None  # another one was applied, by --config
         try:
             return as_stored(self.read_file()) != applied
         except NotPermitted:

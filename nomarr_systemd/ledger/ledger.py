@@ -28,6 +28,14 @@ T = TypeVar("T")
 # Each lost race is another process's success; this many in a row, or for so long, mean a fault.
 _TRIES = 1000
 _PATIENCE_MS = 10_000
+_ROOM = 8 << 20
+_ROOM_OF_WORKER = 32 << 10
+
+
+def room_for(workers: int) -> int:
+    """The bytes that a ledger on this host keeps for bookings on a full disk: for about a thousand
+    with the longest texts, and to write every account at once, each with all its records."""
+    return _ROOM + workers * _ROOM_OF_WORKER
 
 
 class Booked(NamedTuple):

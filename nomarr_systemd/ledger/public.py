@@ -13,9 +13,8 @@ import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from time import gmtime, strftime
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
-from nomarr_systemd.config.values import StoreSettings
 from nomarr_systemd.core.account import Account
 from nomarr_systemd.core.errors import BadName, NomarrError, StoreError, StoreUnavailable
 from nomarr_systemd.core.ids import Component, parse_component
@@ -36,8 +35,11 @@ from nomarr_systemd.host.files import locked, remove
 from nomarr_systemd.host.layout import JOIN
 from nomarr_systemd.ledger import past_records
 from nomarr_systemd.ledger.documents import MAX_ROW, is_row, read_account, read_past_incident
-from nomarr_systemd.store.open import open_store
-from nomarr_systemd.store.protocol import PAST_RECORDS, POLICY_LEDGER, Doc, Store, encode
+from nomarr_systemd.store.protocol import PAST_RECORDS
+
+if TYPE_CHECKING:
+    from nomarr_systemd.config.values import StoreSettings
+    from nomarr_systemd.store.protocol import Doc, Store
 
 SUFFIX: Final = ".json"
 INCIDENTS: Final = "incidents.json"
@@ -45,6 +47,8 @@ RECORDS: Final = "records"
 PATIENCE_S: Final = 2.0
 # What needs no quoting in a unit's file.
 _PLAIN: Final = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789 -")
+_PAST_BYTES: Final = 256  # of the file of each worker, always
+_MAX_PAST: Final = 200
 _PAGE: Final = 50  # accounts that are read at once
 Read = Callable[[list[str]], Mapping[str, str]]
 MAX_BYTES: Final = 512 << 10  # a full ring has 30 kB, and 460 kB with the longest texts
@@ -107,8 +111,10 @@ class Publisher:
     def publish_all(self, find: Callable[..., list[Doc]]) -> None:
         """Publish every account of this host that ``find`` finds, and remove all other files: what
         a kill or a removal left. Raises what ``find`` raises."""
+        from nomarr_systemd.store.protocol import POLICY_LEDGER, encode  # readers do without
+
         kept: set[str] = set()
-        after, page = "", [Doc()]
+        after, page = "", [dict[str, Any]()]
         where = {"host": self._host}
         self.error = None
         try:
@@ -186,6 +192,8 @@ class Publisher:
         is no file until there was an incident."""
         if not incidents and not os.path.lexists(os.path.join(self.directory, INCIDENTS)):
             return
+        from nomarr_systemd.store.protocol import encode
+
         rows: list[str] = []
         left = MAX_BYTES - 100
         for incident in reversed(incidents):
@@ -240,12 +248,11 @@ class Publisher:
         if not line:
             remove(path)
             return
-        content = f'NOMARR_PAST="{line}"\n'
-        with contextlib.suppress(OSError), open(path, encoding="ascii", errors="replace") as file:
-            if file.read(len(content) + 1) == content:
-                return
+        content = f'NOMARR_PAST="{line[:_MAX_PAST]}"'.ljust(_PAST_BYTES - 1).encode() + b"\n"
+        if _overwrite(path, content):
+            return
         os.makedirs(self._past, 0o700, exist_ok=True)
-        with open(f"{path}.new", "w", encoding="ascii", opener=_open_private) as file:
+        with open(f"{path}.new", "wb", opener=_open_private) as file:
             file.write(content)
         os.rename(f"{path}.new", path)
 
@@ -281,7 +288,7 @@ class Publisher:
 
 def describe_past(text: str) -> str:
     """A worker's restarts and its last crash in a few words; empty if it has none."""
-    account = as_object(decode(text.encode()))
+    account = as_object(decode(text))
     restarts = get_int(account, "restart_count", 0)
     last = ""
     for row in reversed(get_list(account, "records", [])):
@@ -297,12 +304,30 @@ def describe_past(text: str) -> str:
     return f"{count(restarts, 'restart')}, {last}" if last else ""
 
 
+def _overwrite(path: str, content: bytes) -> bool:
+    """Write to a file that has as many bytes; False if there is none. A file of one sector is old
+    or new after a power cut, and no rename makes the next commit wait for its data."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        before = os.pread(fd, len(content) + 1, 0)
+        if len(before) != len(content):
+            return False
+        return before == content or os.pwrite(fd, content, 0) == len(content)
+    finally:
+        os.close(fd)
+
+
 def _open_private(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
 def open_policy_store(settings: StoreSettings, publisher: Publisher) -> Store:
     """The policy domain's store, which has its ledger published."""
+    from nomarr_systemd.store.open import open_store
+
     return open_store(
         settings.url,
         "policy",

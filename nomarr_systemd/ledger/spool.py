@@ -11,7 +11,7 @@ import contextlib
 import json
 import os
 from collections.abc import Iterable
-from typing import Final, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from nomarr_systemd.core.death import Death
 from nomarr_systemd.core.errors import BadName, StoreUnavailable
@@ -27,8 +27,10 @@ from nomarr_systemd.core.json import (
 from nomarr_systemd.core.ledger_record import DECISIONS
 from nomarr_systemd.core.policy import Action, Decision, Evidence
 from nomarr_systemd.core.time import Moment
-from nomarr_systemd.core.world import Spooled
 from nomarr_systemd.host.files import remove, sync_directory, write_durably
+
+if TYPE_CHECKING:
+    from nomarr_systemd.core.world import Spooled
 
 SUFFIX = ".json"
 BAD_SUFFIX = ".bad"
@@ -119,6 +121,8 @@ def _decode(content: bytes, invocation: str) -> Spooled:
     doc = as_object(json.loads(content))
     failure, decision, at = (get_dict(doc, name) for name in ("failure", "decision", "at"))
     evidence = get_dict(decision, "evidence")
+    from nomarr_systemd.core.world import Spooled  # `status` only counts the files
+
     entry = Spooled(
         Death(
             parse_component(get_str(doc, "component_id")).component_id,

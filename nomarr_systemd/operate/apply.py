@@ -12,7 +12,7 @@ import os
 import pwd
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import nomarr_systemd
@@ -78,10 +78,12 @@ def make_plan(scope: Scope, config: Config, tell: Tell | None = None) -> Plan:
     changes = unit_files.plan(config, directory, scope.paths, libexec=scope.libexec)
     workers = config.components()
     before = _read_before(scope)
-    known = leftovers.find_workers(directory, scope.paths)
+    manager = Manager(user=scope.user, tell=tell)
+    loaded = manager.list_loaded(*leftovers.UNITS)
+    known = leftovers.find_workers(directory, scope.paths, loaded)
     if before is not None:
         known.update(before.components())
-    restart, idle = _sort_out(scope, workers, changes, tell)
+    restart, idle = _sort_out(scope, manager, loaded, workers, changes)
     start = []
     holds, now_ms = Holds(scope.paths.hold), clock.now().wall_ms
     switches = {pool.name: holds.read_switch(pool.name, now_ms) for pool in config.pools}
@@ -97,12 +99,14 @@ def make_plan(scope: Scope, config: Config, tell: Tell | None = None) -> Plan:
 
 
 def _sort_out(
-    scope: Scope, workers: Sequence[Component], changes: unit_files.Changes, tell: Tell | None
+    scope: Scope,
+    manager: Manager,
+    loaded: Mapping[str, Mapping[str, str]],
+    workers: Sequence[Component],
+    changes: unit_files.Changes,
 ) -> tuple[dict[Component, str], dict[Component, str]]:
     """Return the workers that run with old settings, and those that are down and not masked, each
     with its present or last run. Only these are asked about one by one."""
-    manager = Manager(user=scope.user, tell=tell)
-    loaded = manager.list_loaded(f"{UNIT_PREFIX}*{UNIT_SUFFIX}")
     masked = leftovers.find_masks(changes.directory)
     owed = _read_owed(scope) or {}
     old, down, without_run = [], [], {}
@@ -112,7 +116,7 @@ def _sort_out(
             if worker not in masked:
                 without_run[worker] = ""
         elif facts["ActiveState"] in _RUNNING:
-            if unit_files.dropin_of(worker) in changes.change or worker.instance in owed:
+            if changes.is_old(worker) or worker.instance in owed:
                 old.append(worker)
         elif facts["ActiveState"] == "inactive" and facts["LoadState"] != "masked":
             down.append(worker)
@@ -121,7 +125,7 @@ def _sort_out(
     restart = {
         each: runs[each]
         for each in old
-        if unit_files.dropin_of(each) in changes.change or owed[each.instance] == runs[each]
+        if changes.is_old(each) or owed[each.instance] == runs[each]
     }
     idle = {each: runs[each] for each in down} | without_run
     return restart, {each: idle[each] for each in workers if each in idle}

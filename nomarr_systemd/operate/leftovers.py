@@ -6,8 +6,7 @@ apply did not remove.
 from __future__ import annotations
 
 import os
-import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from nomarr_systemd.core.errors import BadName
@@ -16,17 +15,19 @@ from nomarr_systemd.host.files import remove
 from nomarr_systemd.host.holds import Holds
 from nomarr_systemd.host.layout import Paths
 from nomarr_systemd.ledger.public import list_published
-from nomarr_systemd.systemd.systemctl import ManagerError
 
 _RESTART: Final = "nomarr-restart@"
-_TIMEOUT_S: Final = 60.0
+UNITS: Final = (f"{UNIT_PREFIX}*{UNIT_SUFFIX}", f"{_RESTART}*")  # loaded units of workers
 
 
-def find_workers(directory: str, paths: Paths) -> set[Component]:
-    """Return every worker that left something anywhere, configured or not."""
+def find_workers(
+    directory: str, paths: Paths, loaded: Mapping[str, Mapping[str, str]]
+) -> set[Component]:
+    """Return every worker that left something anywhere, configured or not. ``loaded``: systemd's
+    units of UNITS; inactive ones are skipped."""
     # Not from the pipes: a process that may write there could add any number of names.
     names = [*_unit_files(directory), *Holds(paths.hold).instances()]
-    names += _loaded(user=paths.user)
+    names += [name for name, facts in loaded.items() if facts["ActiveState"] != "inactive"]
     published, _ = list_published(paths.public)
     return published | {worker for name in names if (worker := _worker_of(name))}
 
@@ -36,7 +37,8 @@ def find_masks(directory: str) -> set[Component]:
     return {
         worker
         for name in _listed(directory)
-        if os.path.islink(path := os.path.join(directory, name))
+        if not name.endswith(".d")
+        and os.path.islink(path := os.path.join(directory, name))
         and os.readlink(path) == "/dev/null"
         and (worker := _worker_of(name))
     }
@@ -74,24 +76,6 @@ def _listed(directory: str) -> list[str]:
         return sorted(os.listdir(directory))
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return []
-
-
-def _loaded(*, user: bool) -> list[str]:
-    """Return the units that run, wait or have failed; inactive ones are skipped."""
-    scope = ["--user"] if user else []
-    command = ["systemctl", *scope, "list-units", "--all", "--plain", "--no-legend", "--full"]
-    patterns = [f"{UNIT_PREFIX}*{UNIT_SUFFIX}", f"{_RESTART}*"]
-    try:
-        done = subprocess.run(
-            [*command, *patterns], capture_output=True, text=True, check=False, timeout=_TIMEOUT_S
-        )
-    except (OSError, subprocess.SubprocessError) as error:
-        raise ManagerError(f"systemctl list-units: {error}") from error
-    if done.returncode:
-        said = done.stderr.strip().partition("\n")[0] or f"exit status {done.returncode}"
-        raise ManagerError(f"systemctl list-units: {said}", hint="is systemd running?")
-    rows = [line.split(None, 4) for line in done.stdout.splitlines()]
-    return [row[0] for row in rows if len(row) >= 3 and row[2] != "inactive"]
 
 
 def _worker_of(name: str) -> Component | None:

@@ -14,6 +14,7 @@ from nomarr_systemd.core.ids import TARGET, WANTED_PREFIX, Component
 from nomarr_systemd.core.json import get_objects
 from nomarr_systemd.host import clock
 from nomarr_systemd.host.holds import Holds
+from nomarr_systemd.host.machine import is_full
 from nomarr_systemd.host.scope import Scope
 from nomarr_systemd.ledger.public import KnownAccounts
 from nomarr_systemd.ledger.spool import Spool
@@ -28,7 +29,8 @@ from nomarr_systemd.systemd.stop_intent import UNIT_FACTS, WANTED_FACTS
 from nomarr_systemd.systemd.timers import RESTART_TIMERS, timer_of
 
 _STATES: Final = ("ActiveState", "SubState", "LoadState", "Job")  # in one list of all units
-FACTS: Final = (*_STATES, "MainPID", "InvocationID", "ActiveEnterTimestampMonotonic")
+_RUNNING_FACTS: Final = (*_STATES, "MainPID", "ActiveEnterTimestampMonotonic")
+FACTS: Final = (*_RUNNING_FACTS, "InvocationID")
 # As systemd shows a unit that it has not loaded.
 _NO_TIMER: Final = {"Job": "", "SubState": "dead", "NextElapseUSecMonotonic": ""}
 _UNASKED: Final = dict.fromkeys(UNIT_FACTS, "")
@@ -46,6 +48,7 @@ class Overview(NamedTuple):
     user: bool
     total: int  # of workers, also if only those in trouble are shown
     spooled: int = 0  # deaths that wait for the ledger; 0 also for users who may not read them
+    is_disk_full: bool = False  # of the ledger: what is published may be old
     accounts: Mapping[str, Account] = MappingProxyType({})  # by component, as published
     said: Mapping[str, Mapping[str, Any]] = MappingProxyType({})  # as the supervisor describes them
 
@@ -58,18 +61,35 @@ class Memory:
         self._runs: dict[str, dict[str, str]] = {}  # by unit
         self.accounts = KnownAccounts()
 
-    def show(self, manager: Manager, links: str, units: Sequence[str]) -> dict[str, dict[str, str]]:
-        """Return FACTS of each unit. ``links``: the directory with systemd's link for each run."""
+    def show(
+        self, manager: Manager, links: str, units: Sequence[str], *, brief: bool = False
+    ) -> dict[str, dict[str, str]]:
+        """Return FACTS of each unit; if ``brief``, those that run have only their state and run.
+
+        ``links`` is the directory with systemd's link for each run, which is quicker to read than
+        systemd is to ask: if it is the same before and after the questions, they are about this
+        run.
+        """
         states = manager.show(units, _STATES) if self._runs else {}
+        runs = {unit: read_invocation(links, unit) for unit in units}
         same = {
             unit: self._runs[unit] | facts
             for unit, facts in states.items()
             if facts["ActiveState"] == "active"
             and not facts["Job"]
             and unit in self._runs
-            and read_invocation(links, unit) == self._runs[unit]["InvocationID"]
+            and runs[unit] == self._runs[unit]["InvocationID"]
         }
-        shown = manager.show([unit for unit in units if unit not in same], FACTS) | same
+        asked = _STATES if brief else _RUNNING_FACTS
+        others = [unit for unit in units if unit not in same]
+        shown = manager.show_each({unit: asked if runs[unit] else FACTS for unit in others})
+        again = []
+        for unit in filter(runs.get, others):
+            shown[unit]["InvocationID"] = runs[unit]
+            if shown[unit]["ActiveState"] != "active" or read_invocation(links, unit) != runs[unit]:
+                again.append(unit)
+        shown |= manager.show(again, FACTS) if again else {}
+        shown |= same
         self._runs = {
             unit: facts
             for unit, facts in shown.items()
@@ -97,13 +117,19 @@ def look(
 
 
 def gather(
-    scope: Scope, config: Config, workers: Sequence[Component], memory: Memory | None = None
+    scope: Scope,
+    config: Config,
+    workers: Sequence[Component],
+    memory: Memory | None = None,
+    *,
+    brief: bool = False,
 ) -> Overview:
-    """Ask systemd, the supervisor and the published ledger, once each."""
+    """Ask systemd, the supervisor and the published ledger, once each. ``brief``: views of workers
+    that run have no pid and no uptime."""
     memory = memory or Memory()
     manager = Manager(user=scope.user)
     units = [*(worker.unit for worker in workers), SUPERVISOR]
-    shown = memory.show(manager, f"{scope.paths.runtime}/systemd/units", units)
+    shown = memory.show(manager, f"{scope.paths.runtime}/systemd/units", units, brief=brief)
     down = {each for each in workers if shown[each.unit]["ActiveState"] in DOWN}
     reasons = _ask_reasons(manager, sorted(down))
     is_looked_for = bool(down) and reasons[SOON]["ActiveState"] == "active"
@@ -138,6 +164,7 @@ def gather(
         scope.user,
         len(views),
         Spool(scope.paths.spool).count(),
+        is_full(scope.paths.public),
         accounts=accounts,
         said={str(each.get("component")): each for each in get_objects(answer, "workers")},
     )

@@ -57,17 +57,17 @@ def queue_gently(manager: Manager, verb: Verb, units: Sequence[str], what: str, 
     moved = time.monotonic()
     while left or begun:
         before = dict(begun)
-        portion = left[: _PORTION - len(begun)]
-        left = left[len(portion) :]
-        answers = manager.queue(verb, portion)
-        refused += [each for each in answers.values() if each]
-        begun |= {unit: math.inf for unit, error in answers.items() if not error}
         now = time.monotonic()
         for unit, facts in manager.show(list(begun), ["ActiveState", "Job"]).items():
             if facts["ActiveState"] not in ("inactive", "failed"):
                 begun[unit] = min(begun[unit], now)
             if is_idle(facts) or now - begun[unit] > _LOADS_S:
                 del begun[unit]
+        portion = left[: _PORTION - len(begun)]
+        left = left[len(portion) :]
+        answers = manager.queue(verb, portion)
+        refused += [each for each in answers.values() if each]
+        begun |= {unit: math.inf for unit, error in answers.items() if not error}
         if begun != before:
             moved = now
         elif now - moved > _STUCK_S:

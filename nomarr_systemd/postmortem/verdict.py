@@ -27,7 +27,6 @@ from nomarr_systemd.systemd.systemctl import ManagerError
 JOURNAL_S: Final = 0.6  # for reading the journal: the whole report takes less than a second
 MAX_FRAMES: Final = 12
 _LONGEST_S: Final = 1e9
-SLICE: Final = "nomarr.slice"
 VERBS: Final = {"ended": "ended unasked", "finished": "has finished"}
 _KERNEL_MAY_KNOW: Final = ("exit", "signal", "core-dump", "oom")
 
@@ -346,8 +345,9 @@ def _find_cgroup(witnesses: Witnesses) -> str:
         return ""
     if known := witnesses.facts.get("ControlGroup"):
         return known
-    # A masked unit has no properties of its own left: then the slice is the template's.
-    parts = (witnesses.facts.get("Slice") or SLICE).removesuffix(".slice").split("-")
+    # A masked unit has no properties of its own left.
+    own = witnesses.facts.get("Slice") or witnesses.component.slice
+    parts = own.removesuffix(".slice").split("-")
     slices = ["-".join(parts[: n + 1]) + ".slice" for n in range(len(parts))]
     try:
         top = Manager(user=True).show_manager("ControlGroup")["ControlGroup"]

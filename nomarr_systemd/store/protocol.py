@@ -165,6 +165,9 @@ class Store(Protocol):
     def publish_all(self) -> None:
         """Publish every document of the ledger, also those that a kill after a commit left out."""
 
+    def keep_room(self, wanted: int) -> None:
+        """Keep so many bytes for commits on a disk that others fill. A server's is not ours."""
+
     def close(self) -> None:
         """Close files and connections; closing twice is fine."""
 
@@ -284,7 +287,7 @@ def decode(text: object, depth: int = MAX_DEPTH) -> Doc:
         raise ValueError("it is not an object")
     if text.count("[") + text.count("{") > depth and is_deep(doc, depth):
         raise ValueError("it is nested too deeply")
-    if _SURROGATE.search(text):  # half of a pair cannot be encoded
+    if "\\" in text and _SURROGATE.search(text):  # half of a pair cannot be encoded
         json.dumps(doc, ensure_ascii=False).encode()
     return doc
 

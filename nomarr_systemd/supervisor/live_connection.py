@@ -11,6 +11,7 @@ import json
 import select
 import socket
 import struct
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
@@ -103,13 +104,13 @@ class Connection:
             self._connection.close()
             self._on_close(self)
 
-    def finish(self, patience_s: float) -> None:
-        """Send what is there, for at most ``patience_s`` per piece, and close."""
+    def finish(self, deadline: float) -> None:
+        """Send what is there, until ``deadline`` at the latest (``time.monotonic``), and close."""
         if self._closed:
             return
-        self._connection.settimeout(patience_s)
         try:
-            while self._load():
+            while (left_s := deadline - time.monotonic()) > 0 and self._load():
+                self._connection.settimeout(left_s)
                 self._connection.sendall(self._out)
                 self._out = memoryview(b"")
         except OSError:

@@ -10,6 +10,7 @@ import json
 import os
 import select
 import socket
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final
@@ -119,9 +120,11 @@ class LiveServer:
             self._loop.at(connection.asked_at + IDLE_S, partial(self._check_idle, connection))
 
     def close(self) -> None:
-        """Close all connections; systemd keeps the socket."""
+        """Close all connections; systemd keeps the socket. Peers that do not read delay the end of
+        this program by _FINISH_S, all of them together."""
+        deadline = time.monotonic() + _FINISH_S
         for connection in tuple(self._connections):
-            connection.finish(_FINISH_S)
+            connection.finish(deadline)
         self._store_queries.close()
         self._loop.forget(self._listening.fileno())
         self._listening.close()

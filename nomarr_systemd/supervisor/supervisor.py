@@ -114,6 +114,7 @@ class Supervisor:
         for instance in stored.keys() - wanted.keys():
             self._pipes.discard(instance, stored[instance])
         self._pipes.tidy(wanted)
+        self.workers.expect(len(wanted))
         for instance, component in wanted.items():
             self._add(component, stored.get(instance, []))
         for component_id in set(self._run_state.component_ids()) - self.workers.by_id.keys():
@@ -135,6 +136,7 @@ class Supervisor:
         for worker in list(self.workers):
             if worker.component_id not in wanted:
                 self._remove(worker)
+        self.workers.expect(len(wanted))
         for component_id, component in wanted.items():
             if component_id not in self.workers.by_id:
                 worker = self._add(component, [])

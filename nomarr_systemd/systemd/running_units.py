@@ -13,7 +13,6 @@ from typing import Final
 
 from nomarr_systemd.core.errors import BadName, NomarrError
 from nomarr_systemd.core.ids import UNIT_PREFIX, UNIT_SUFFIX, Component, split_invocation
-from nomarr_systemd.host.inotify import DirectoryWatch
 
 _LINK: Final = "invocation:"
 _WORKER: Final = _LINK + UNIT_PREFIX
@@ -37,6 +36,8 @@ class RunningUnits:
         # It may have been removed: then a stop request is seen when the run has ended.
         places = [self._wanted] if os.path.isdir(self._wanted) else []
         try:
+            from nomarr_systemd.host.inotify import DirectoryWatch  # most readers never watch
+
             self._watch = DirectoryWatch(self.directory, *places)
         except OSError as error:
             raise NomarrError(

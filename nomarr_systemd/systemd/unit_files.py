@@ -6,15 +6,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from nomarr_systemd.config.store_url import find_addresses
 from nomarr_systemd.config.values import Config, Directive, Pool
 from nomarr_systemd.core.errors import ConfigError, NomarrError
-from nomarr_systemd.core.ids import TARGET, UNIT_PREFIX, UNIT_SUFFIX, Component
+from nomarr_systemd.core.ids import PER_SLICE, TARGET, UNIT_PREFIX, UNIT_SUFFIX, Component
 from nomarr_systemd.host.files import remove, sync_directory, write_all_durably
 from nomarr_systemd.host.layout import LIBEXEC, SYSTEM_STATE, Paths
 
@@ -33,7 +34,10 @@ STORE_USERS: Final = (
     "nomarr-supervisor.service",
 )
 _MAX_COMPLAINTS: Final = 20
-_COMPONENT_ID: Final = "\0component\0"  # in the text of a pool; no setting can have it
+# In the text of a pool; no setting can have them.
+_COMPONENT_ID: Final = "\0component\0"
+_SLICE: Final = "\0slice\0"
+_OWN_SLICE: Final = re.compile(r"^Slice=nomarr-.*\n", re.MULTILINE)
 
 # Directives of [Unit]; all others that a pool may set belong to [Service].
 _UNIT_FAMILIES: Final = ("Assert", "Condition", "Job", "Propagates", "StopPropagated")
@@ -83,6 +87,12 @@ class Changes(NamedTuple):
     add: dict[str, str]
     change: dict[str, str]
     remove: tuple[str, ...]
+    moved: frozenset[str] = frozenset()  # those of change that only name another slice
+
+    def is_old(self, component: Component) -> bool:
+        """True if the worker's present run has other settings. A new slice waits for the next."""
+        name = dropin_of(component)
+        return name in self.change and name not in self.moved
 
     def concern(self, unit: str) -> bool:
         """Return True if the drop-in of this unit is among the files."""
@@ -155,11 +165,14 @@ def render_files(config: Config, paths: Paths, *, libexec: str = LIBEXEC) -> dic
         text = _render_dropin(templates, config, pool, libexec)
         for number in range(pool.workers):
             component = Component(pool.name, number)
-            files[dropin_of(component)] = text.replace(_COMPONENT_ID, component.component_id)
+            own = text.replace(_COMPONENT_ID, component.component_id)
+            files[dropin_of(component)] = own.replace(_SLICE, component.slice)
+        if pool.workers > PER_SLICE:
+            files |= _render_hook_slices(pool, user=paths.user)
     files[f"{TARGET}.d/{DROPIN}"] = render_target(config)
-    addresses = find_addresses(config.store.url)
-    if not paths.user and addresses is not None:
+    if not paths.user:
         template = templates.get_template("network.conf.j2")
+        addresses = find_addresses(config.store.url)
         limited = template.render(mark=_MARK_LINE, addresses=addresses)
         files |= {f"{unit}.d/{DROPIN}": limited for unit in STORE_USERS}
     if paths.user:
@@ -172,6 +185,7 @@ def plan(config: Config, directory: str, paths: Paths, *, libexec: str = LIBEXEC
     """Return how systemd's ``directory`` differs from the configuration. Changes nothing."""
     wanted = render_files(config, paths, libexec=libexec)
     add, change = {}, {}
+    moved = set()
     for name, text in wanted.items():
         path = os.path.join(directory, name)
         there = _read(path)
@@ -183,8 +197,10 @@ def plan(config: Config, directory: str, paths: Paths, *, libexec: str = LIBEXEC
             )
         elif there != text:
             change[name] = text
-    orphans = [name for name in _find_ours(directory) if name not in wanted]
-    return Changes(directory, add, change, tuple(orphans))
+            if _OWN_SLICE.sub("", there) == _OWN_SLICE.sub("", text):
+                moved.add(name)
+    orphans = tuple(_find_orphans(directory, wanted))
+    return Changes(directory, add, change, orphans, frozenset(moved))
 
 
 def install(changes: Changes) -> None:
@@ -265,7 +281,7 @@ def dropin_of(component: Component) -> str:
 
 
 def _render_dropin(templates: Environment, config: Config, pool: Pool, libexec: str) -> str:
-    """Return the drop-in of the pool's workers, with _COMPONENT_ID where they differ."""
+    """Return the drop-in of the pool's workers, with _COMPONENT_ID and _SLICE where they differ."""
     if pool.command and any(sign in pool.command[0] for sign in "'\"\\"):
         raise ConfigError(
             f"[pool.{pool.name}] command: systemd runs no program with a quote or a backslash in"
@@ -276,6 +292,7 @@ def _render_dropin(templates: Environment, config: Config, pool: Pool, libexec: 
     return templates.get_template("worker-dropin.conf.j2").render(
         mark=_MARK_LINE,
         component_id=_COMPONENT_ID,
+        slice=_SLICE,
         pool=pool,
         health=pool.health,
         unit=[line for line in lines if _stands_in_unit(line[0])],
@@ -283,6 +300,18 @@ def _render_dropin(templates: Environment, config: Config, pool: Pool, libexec: 
         command=pool.command or (f"{libexec}/nomarr-worker", pool.entrypoint),
         settings=_settings(pool, config),
     )
+
+
+def _render_hook_slices(pool: Pool, *, user: bool) -> dict[str, str]:
+    """Return a drop-in for each hook of a large pool: if all its workers die at once, systemd goes
+    through all hooks of the same slice at the start of each."""
+    above = rf"{'app' if user else 'system'}-nomarr\x2donfailure"
+    found = {}
+    for number in range(pool.workers):
+        own = f"{above}-{pool.name}-{number // PER_SLICE}.slice"
+        name = f"nomarr-onfailure@{Component(pool.name, number).instance}.service.d/{DROPIN}"
+        found[name] = f"{_MARK_LINE}\n[Service]\nSlice={own}\n"
+    return found
 
 
 def _templates() -> Environment:
@@ -345,15 +374,17 @@ def _make_escapes() -> dict[str, str]:
 _ESCAPES: Final = _make_escapes()
 
 
-def _find_ours(directory: str) -> Iterator[str]:
-    """Yield every file that begins with our mark. Masks and other links are not ours."""
+def _find_orphans(directory: str, wanted: Container[str]) -> Iterator[str]:
+    """Yield every other file that begins with our mark. Masks and other links are not ours."""
     try:
         entries = sorted(os.listdir(directory))
     except FileNotFoundError:
         return
     for name in entries:
         path = os.path.join(directory, name)
-        if not name.startswith("nomarr") or os.path.islink(path):
+        if not name.startswith("nomarr") or name in wanted or f"{name}/{DROPIN}" in wanted:
+            continue
+        if os.path.islink(path):
             continue
         ours = f"{name}/{DROPIN}" if os.path.isdir(path) else name
         text = _read(os.path.join(directory, ours))
@@ -363,7 +394,7 @@ def _find_ours(directory: str) -> Iterator[str]:
 
 def _read(path: str) -> str | None:
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()
+        with open(path, "rb", buffering=0) as file:  # of thousands, a text file takes twice as long
+            return file.read().decode("utf-8", "replace")
     except FileNotFoundError:
         return None

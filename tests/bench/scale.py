@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from nomarr_systemd.systemd.dbus.connection import PROPERTIES, Bus, Call
+from nomarr_systemd.systemd.dbus.connection import PROPERTIES, Bus, BusError, Call
 from nomarr_systemd.systemd.manager import Manager
 from tests.bench import growth
 from tests.bench.live import Starts, lab_in_memory
@@ -113,10 +113,14 @@ class Patience:
             "Get", "ss", ("org.freedesktop.systemd1.Manager", "Version"), interface=PROPERTIES
         )
         bus = Bus(user=True, timeout_s=HANGS_S)
+        begun = 0.0
         while not self._over.wait(PING_S):
-            begun = time.monotonic()
-            bus.call(call)  # on a connection of its own each time, as systemctl would
+            begun = begun or time.monotonic()
+            with contextlib.suppress(BusError):  # systemd hangs up on who waits for 90 s: again
+                bus.call_all([call])  # on a connection of its own each time, as systemctl would
+                self.worst_s, begun = max(self.worst_s, time.monotonic() - begun), 0.0
             bus.close()
+        if begun:
             self.worst_s = max(self.worst_s, time.monotonic() - begun)
 
 

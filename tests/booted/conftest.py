@@ -22,9 +22,9 @@ def pytest_runtest_setup() -> None:
 
 
 @pytest.fixture(scope="session")
-def deb(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The Debian package, built now; a fault that lintian finds fails here."""
-    return packages.build_once(tmp_path_factory, "build-deb")
+def deb() -> Path:
+    """The Debian package; a fault that lintian finds fails here."""
+    return packages.build_once("build-deb")
 
 
 @pytest.fixture(scope="session")
@@ -34,15 +34,15 @@ def web_deb(deb: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def rpm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The RPM, built now; a fault that rpmlint finds fails here."""
-    return packages.build_once(tmp_path_factory, "build-rpm")
+def rpm() -> Path:
+    """The RPM; a fault that rpmlint finds fails here."""
+    return packages.build_once("build-rpm")
 
 
 @pytest.fixture(scope="session")
-def arango(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def arango() -> Path:
     """The package of ArangoDB's driver."""
-    return packages.build_once(tmp_path_factory, "build-arango")
+    return packages.build_once("build-arango")
 
 
 @pytest.fixture(scope="session")

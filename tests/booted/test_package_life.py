@@ -40,10 +40,9 @@ NEWER = "0.1.0+newer"
 
 
 @pytest.fixture(scope="session")
-def newer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def newer() -> Path:
     """The same sources as a later version."""
-    into = tmp_path_factory.mktemp("newer")
-    return packages.build("build-deb", into, "--quick", "--version", NEWER)
+    return packages.build_once("build-deb", "--quick", "--version", NEWER)
 
 
 @pytest.fixture(scope="module", params=SUITES)

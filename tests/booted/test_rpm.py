@@ -59,11 +59,8 @@ def ask_page(machine: Machine, path: str) -> str:
     return machine.run("/usr/bin/python3", "-c", ask, url, check=False).stdout
 
 
-def test_install_upgrade_erase(
-    machine: Machine, rpm: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    into = tmp_path_factory.mktemp("newer")
-    newer = packages.build("build-rpm", into, "--quick", "--version", NEWER)
+def test_install_upgrade_erase(machine: Machine, rpm: Path) -> None:
+    newer = packages.build_once("build-rpm", "--quick", "--version", NEWER)
     for package in (rpm, newer, find_web(rpm), find_web(newer)):
         shutil.copy(package, machine.path("/root"))
 

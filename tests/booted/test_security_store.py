@@ -321,6 +321,13 @@ def test_a_network_is_for_a_store_on_a_server(machine: Machine) -> None:
             assert "127.0.0.0/8" in machine.get(unit, "IPAddressAllow")
             assert "0.0.0.0/0" in machine.get(unit, "IPAddressDeny")
             assert read_exposure(machine, unit) <= most
+        # A name may have any address tomorrow.
+        machine.path("/etc/hosts").write_text("127.0.0.1 localhost store.example\n")
+        configure(machine, ARANGO.replace("127.0.0.1", "store.example"))
+        machine.run("nomarrctl", "apply")
+        for unit, most in ((supervisor, 1.3), ("nomarr-controller.service", 1.6)):
+            assert "192.0.0.0/3" in machine.get(unit, "IPAddressAllow")
+            assert read_exposure(machine, unit) <= most
     finally:
         machine.run("rm", "-r", place)
         machine.systemctl("daemon-reload")

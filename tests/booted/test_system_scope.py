@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from nomarr_systemd.controller.main import RESTING
 from tests.support.installed import WORKERS, write
 from tests.support.machine import STATE, Machine, unit_of
 
@@ -139,8 +140,11 @@ stop_timeout_s = 1
 Environment = ["PYTHONPATH={WORKERS}"]
 """
 READ_CLAIMS = f"""\
+import sys
+sys.path.insert(0, "/usr/lib/nomarr-systemd")
+from nomarr_systemd.jobs.claims import CLAIMS
 from nomarr_systemd.store.sqlite.store import SqliteStore
-print(*(each["boot"] for each in SqliteStore("{STATE}", "work").find("claims")))
+print(*(each["boot"] for each in SqliteStore("{STATE}", "work").find(CLAIMS)))
 """
 
 
@@ -150,7 +154,8 @@ def test_workers_and_the_supervisor_name_the_same_boot(machine: Machine) -> None
     write(machine.path(f"{WORKERS}/waiting.py"), WAITING)
     machine.apply(CONFIG + WAIT)
     machine.run("nomarrctl", "jobs", "add", "--pool", "wait", "/srv/long.flac")
-    read = ("env", "PYTHONPATH=/usr/lib/nomarr-systemd", "/usr/bin/python3", "-c", READ_CLAIMS)
+    worker = ("setpriv", "--reuid=nomarr", "--regid=nomarr", "--init-groups")
+    read = (*worker, "/usr/bin/python3", "-c", READ_CLAIMS)
     claimed = machine.wait_for(lambda: machine.run(*read).stdout.strip(), "it has its job")
     boot = machine.run("cat", "/proc/sys/kernel/random/boot_id").stdout.strip().replace("-", "")
     assert claimed == boot
@@ -291,10 +296,11 @@ def test_the_cure_of_doctor_works(machine: Machine, deb: Path, text: str, comman
     machine.wait_until_running(PYTHON, SHELL)
     machine.wait_for(lambda: not examine(machine), "doctor is content")
     # A controller that is still at work would publish again, which mends these by itself.
-    resting = ("nomarr-controller.service", "nomarr-reconcile-soon.timer")
-    for unit in resting if "/public" in command else ():
+    rests = {"nomarr-controller.service": ("StatusText", RESTING)}
+    rests["nomarr-reconcile-soon.timer"] = ("ActiveState", "inactive")
+    for unit, (name, value) in rests.items() if "/public" in command else ():
         machine.wait_for(
-            lambda unit=unit: machine.get(unit, "ActiveState") == "inactive",  # type: ignore[misc]
+            lambda unit=unit, name=name, value=value: machine.get(unit, name) == value,  # type: ignore[misc]
             f"{unit} has nothing to do",
             timeout_s=180,
         )

@@ -6,8 +6,10 @@ then each of them is the last one once.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,62 +25,62 @@ from nomarr_systemd.ledger.spool import Spool
 from nomarr_systemd.store.protocol import PAST_RECORDS
 from nomarr_systemd.store.sqlite.store import SqliteStore
 from tests.support.incidents import close_first, open_second
-from tests.support.kill_points import at_each, kill, kill_points
+from tests.support.kill_points import kill, kill_points
 from tests.support.moments import death
 from tests.support.spooled import entry, replay
 
 RULES = Rules(backoff_jitter=0)
 RUN = f"{7:032x}"
 
-BOOK = """
-import os, sys
-from nomarr_systemd.core.death import Death
-from tests.support.moments import death
-from nomarr_systemd.core.policy import Rules
-from nomarr_systemd.ledger.ledger import Ledger
-from nomarr_systemd.ledger.public import Publisher
-from nomarr_systemd.store.sqlite.store import SqliteStore
-
-directory = sys.argv[1]
-store = SqliteStore(directory, "policy", publisher=Publisher(os.path.join(directory, "public")))
-ledger = Ledger(store)
-ledger.record_failure(death(f"{7:032x}", "signal", -9), Rules(backoff_jitter=0))
-ledger.set_effect("tag-0", f"{7:032x}", "started")
-store.close()
-"""
-
-SPOOL = """
-import sys
-from nomarr_systemd.ledger.spool import Spool
-from tests.support.spooled import entry
-
-Spool(sys.argv[1]).write(entry(7))
-"""
-
-REPLAY = """
-import os, sys
-from nomarr_systemd.ledger.ledger import Ledger
-from nomarr_systemd.ledger.spool import Spool
-from nomarr_systemd.store.sqlite.store import SqliteStore
-from tests.support.spooled import replay
-
-store = SqliteStore(os.path.join(sys.argv[1], "state"), "policy")
-replay(Spool(os.path.join(sys.argv[1], "spool")), Ledger(store))
-store.close()
-"""
-
-
-INCIDENT = """
-import os, sys
-from tests.support.incidents import open_second
-
-open_second(sys.argv[1])
-"""
-
 
 def ledger_at(directory: Path) -> tuple[SqliteStore, Ledger]:
     store = SqliteStore(str(directory), "policy", publisher=Publisher(str(directory / "public")))
     return store, Ledger(store)
+
+
+def book(directory: Path) -> None:
+    store, ledger = ledger_at(directory)
+    ledger.record_failure(death(RUN, "signal", -9), RULES)
+    ledger.set_effect("tag-0", RUN, "started")
+    store.close()
+
+
+def spool(directory: Path) -> None:
+    Spool(str(directory)).write(entry(7))
+
+
+def book_spooled(directory: Path) -> None:
+    store = SqliteStore(str(directory / "state"), "policy")
+    replay(Spool(str(directory / "spool")), Ledger(store))
+    store.close()
+
+
+def replace_incident(directory: Path) -> None:
+    open_second(str(directory))
+
+
+def check_each(
+    tmp_path: Path,
+    prepare: Callable[[Path], object],
+    act: Callable[[Path], None],
+    check: Callable[[Path], None],
+    at_least: int,
+) -> None:
+    """Kill ``act`` in turn at each of its calls, each time in a directory of its own."""
+
+    def begin(name: str) -> tuple[Callable[[], None], Path]:
+        directory = tmp_path / name
+        prepare(directory)
+        return functools.partial(act, directory), directory
+
+    doing, directory = begin("good")
+    points = kill_points(doing, directory.with_suffix(".strace"))
+    print(f"{len(points)} kill points")
+    assert len(points) >= at_least
+    for name, number in points:
+        doing, directory = begin(f"{name}-{number}")
+        kill(doing, directory.with_suffix(".strace"), name, number)
+        check(directory)
 
 
 @pytest.mark.slow
@@ -93,15 +95,7 @@ def test_a_booking_killed_anywhere(tmp_path: Path, earlier: int) -> None:
                 ledger.record_failure(death(f"{number:032x}", held="paused"), RULES)
         store.close()
 
-    prepare(tmp_path / "good")
-    points = kill_points(BOOK, tmp_path / "good")
-    print(f"{len(points)} kill points")
-    assert len(points) > 15
-
-    def check(name: str, number: int) -> None:
-        directory = tmp_path / f"{name}-{number}"
-        prepare(directory)
-        kill(BOOK, directory, name, number)
+    def check(directory: Path) -> None:
         store, ledger = ledger_at(directory)
         before = ledger.account("tag-0")
         assert before.restart_count in (0, 1)
@@ -123,23 +117,18 @@ def test_a_booking_killed_anywhere(tmp_path: Path, earlier: int) -> None:
         store.close()
         assert not [path for path in os.listdir(directory) if "corrupt" in path]
 
-    at_each(points, check)
+    check_each(tmp_path, prepare, book, check, at_least=16)
 
 
 @pytest.mark.slow
 def test_spooling_killed_anywhere(tmp_path: Path) -> None:
-    points = kill_points(SPOOL, tmp_path / "good")
-    assert len(points) >= 4
-
-    def check(name: str, number: int) -> None:
-        directory = tmp_path / f"{name}-{number}"
-        kill(SPOOL, directory, name, number)
+    def check(directory: Path) -> None:
         found, bad = Spool(str(directory)).read()
         assert (found, bad) in (([entry(7)], []), ([], []))
-        Spool(str(directory)).write(entry(7))
+        spool(directory)
         assert Spool(str(directory)).read() == ([entry(7)], [])
 
-    at_each(points, check)
+    check_each(tmp_path, lambda _: None, spool, check, at_least=4)
 
 
 @pytest.mark.slow
@@ -148,14 +137,7 @@ def test_a_replay_killed_anywhere(tmp_path: Path) -> None:
         for number in (1, 2):
             Spool(str(directory / "spool")).write(entry(number, number))
 
-    prepare(tmp_path / "good")
-    points = kill_points(REPLAY, tmp_path / "good")
-    assert len(points) > 15
-
-    def check(name: str, number: int) -> None:
-        directory = tmp_path / f"{name}-{number}"
-        prepare(directory)
-        kill(REPLAY, directory, name, number)
+    def check(directory: Path) -> None:
         store = SqliteStore(str(directory / "state"), "policy")
         replay(Spool(str(directory / "spool")), Ledger(store))
         account = Ledger(store).account("tag-0")
@@ -164,27 +146,25 @@ def test_a_replay_killed_anywhere(tmp_path: Path) -> None:
         assert os.listdir(directory / "spool") == []
         store.close()
 
-    at_each(points, check)
+    check_each(tmp_path, prepare, book_spooled, check, at_least=16)
 
 
 @pytest.mark.slow
 def test_an_incident_that_replaces_another_killed_anywhere(tmp_path: Path) -> None:
     """The one before it is kept, once, and both are shown."""
-    close_first(str(tmp_path / "good"))
-    points = kill_points(INCIDENT, tmp_path / "good")
-    assert len(points) > 10
+    first: dict[Path, str] = {}
 
-    def check(name: str, number: int) -> None:
-        directory = tmp_path / f"{name}-{number}"
-        first = close_first(str(directory))
-        kill(INCIDENT, directory, name, number)
+    def prepare(directory: Path) -> None:
+        first[directory] = close_first(str(directory)).key
+
+    def check(directory: Path) -> None:
         store = SqliteStore(str(directory), "policy")
         found = [each.key for each in IncidentStore(store).history(10)]
-        assert found[0] == first.key
+        assert found[0] == first[directory]
         assert len(found) == len(set(found)) <= 2
         store.close()
         second = open_second(str(directory))
         shown, problem = read_incidents(str(directory / "public"))
-        assert ([each.key for each in shown], problem) == ([first.key, second.key], "")
+        assert ([each.key for each in shown], problem) == ([first[directory], second.key], "")
 
-    at_each(points, check)
+    check_each(tmp_path, prepare, replace_incident, check, at_least=11)

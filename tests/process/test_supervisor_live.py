@@ -66,6 +66,19 @@ def test_one_connection_may_ask_again_and_ahead(lab: Lab) -> None:
     assert live.read() == {"ok": True, "frames": [], "received": []}
 
 
+def test_peers_that_do_not_read_delay_no_stop(lab: Lab) -> None:
+    """Each delayed it by half a second, and with a few dozen systemd had to kill it."""
+    peers = [lab.live() for _ in range(60)]
+    for peer in peers:
+        peer.socket.sendall(b'{"op":"snapshot"}\n' * 800)
+    lab.live().ask(op="snapshot")  # the requests before it are being answered
+    assert lab.child
+    begun = time.monotonic()
+    lab.child.send_signal(signal.SIGTERM)
+    assert lab.child.wait(PATIENCE_S) == 0
+    assert time.monotonic() - begun < 15
+
+
 def test_a_peer_that_does_not_wait_is_still_heard(lab: Lab) -> None:
     live = lab.live()
     live.send(op="set_failed", component="tag-0")

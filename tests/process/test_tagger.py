@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import cmath
 import errno
+import functools
 import json
 import math
 import os
@@ -31,7 +32,7 @@ from nomarr_systemd.config.file import parse
 from nomarr_systemd.core.errors import ConfigError
 from nomarr_systemd.worker.errors import NonFatal, NotReady
 from tests.support.depth import times
-from tests.support.kill_points import at_each, kill, kill_points
+from tests.support.kill_points import kill, kill_points
 from tests.support.running_worker import ROOT, Start, workers
 
 EXAMPLE = ROOT / "examples/tagger"
@@ -235,24 +236,24 @@ def test_a_sidecar_is_whole_or_absent(before: str | None, tmp_path: Path) -> Non
             sidecar.write_text(before)
         return song, sidecar
 
+    def tag(song: Path) -> None:
+        tagger.Tagger().process(str(song))
+
     song, sidecar = prepare("good")
-    points = kill_points(TAG, song)
+    points = kill_points(functools.partial(tag, song), song.with_suffix(".strace"))
     whole = sidecar.read_text()
     assert json.loads(whole)["format"] == "wav"
     assert {name for name, _ in points} == {"unlink", "write", "fsync", "rename"}
     found = set()
-
-    def check(name: str, number: int) -> None:
+    for name, number in points:
         song, sidecar = prepare(f"{name}-{number}")
-        kill(TAG, song, name, number)
+        kill(functools.partial(tag, song), song.with_suffix(".strace"), name, number)
         text = sidecar.read_text() if sidecar.exists() else None
         assert text in (before, whole), (name, number)
         found.add(text)
-        tagger.Tagger().process(str(song))
+        tag(song)
         left = {path.name for path in song.parent.iterdir()}
         assert left == {"song.wav", "song.strace", sidecar.name}
-
-    at_each(points, check)
     assert found == {before, whole}
 
 

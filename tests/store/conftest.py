@@ -21,8 +21,15 @@ from nomarr_systemd.store.arango.store import ArangoStore
 from nomarr_systemd.store.postgresql.statements import SCHEMAS
 from nomarr_systemd.store.protocol import POLICY_LEDGER, Store
 from tests.arango_standin.running import PASSWORD, Server, open_server, run_standin
+from tests.support.forks import start_server
 from tests.support.places import DATABASE, SECRET, ArangoOpener, Place
 from tests.support.postgres import Postgres, run_postgres
+
+
+@pytest.fixture(scope="session")
+def forks() -> None:
+    """The server that forks a test's processes, begun before the test looks for children."""
+    start_server()
 
 
 @pytest.fixture(scope="session")

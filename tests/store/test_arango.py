@@ -27,7 +27,7 @@ from nomarr_systemd.store.arango.store import ArangoStore
 from nomarr_systemd.store.protocol import DOMAINS, POLICY_LEDGER
 from tests.arango_standin.running import PASSWORD, Server
 from tests.support.places import DATABASE, SECRET, ArangoOpener, Place
-from tests.support.racers import run_race
+from tests.support.racers import begin, run_race
 
 
 def whole_text(error: NomarrError) -> str:
@@ -64,8 +64,9 @@ class TestSchema:
         assert not any(seen.startswith("POST") for seen in first.seen())
         assert len(first.seen()) == 2 + len(DOMAINS["policy"])
 
+    @pytest.mark.usefixtures("forks")
     def test_eight_processes_make_it_at_once(self, first: Server) -> None:
-        run_race("begin", Place("", first, DATABASE))
+        run_race(begin, Place("", first, DATABASE))
         api = f"/_db/{DATABASE}/_api"
         assert len(first.call("GET", f"{api}/collection").body["result"]) == len(DOMAINS["policy"])
         indexes = first.call("GET", f"{api}/index?collection=job_crashes").body["indexes"]

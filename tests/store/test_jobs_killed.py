@@ -7,7 +7,7 @@ import itertools
 import os
 import random
 import select
-import subprocess
+from multiprocessing.process import BaseProcess as Process
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from nomarr_systemd.jobs import queue
 from nomarr_systemd.jobs.claims import CLAIMS
 from nomarr_systemd.jobs.settlement import settle
 from nomarr_systemd.store.protocol import Store
+from tests.support.forks import CONTEXT
 from tests.support.jobbers import BROKEN, POISON, start
 from tests.support.places import Place
 
@@ -35,8 +36,8 @@ class Pit:
         self.ended: collections.Counter[str] = collections.Counter()
         self.outcomes: list[Outcome] = []
         self.twice: collections.Counter[str] = collections.Counter()
-        self._read, self._write = os.pipe()
-        self.children: dict[int, tuple[str, subprocess.Popen[bytes]]] = {}
+        self._read, self._write = CONTEXT.Pipe(duplex=False)
+        self.children: dict[int, tuple[str, Process]] = {}
         for number in range(WORKERS):
             self.start(number)
 
@@ -50,7 +51,7 @@ class Pit:
         """Kill one, if it is not dead yet, settle what it left, and start another."""
         invocation, child = self.children.pop(number)
         child.kill()
-        child.communicate()
+        child.join()
         end = RunEnd(f"worker:tag:{number}", invocation, "killed by signal 9", 1)
         self.put_back += max(0, len(self.store.find(CLAIMS, {"invocation": invocation})) - 1)
         outcome, _ = settle(self.store, self.pool, end)
@@ -63,7 +64,9 @@ class Pit:
         """All that they have said, waited for briefly; how many lines."""
         if not select.select([self._read], [], [], 0.1)[0]:
             return 0
-        lines = os.read(self._read, 65536).decode().splitlines()  # each written in one piece
+        lines = (
+            os.read(self._read.fileno(), 65536).decode().splitlines()
+        )  # each written in one piece
         for line in lines:
             word, key = line.split()
             {"begin": self.begun, "end": self.ended, "TWICE": self.twice}[word][key] += 1
@@ -71,7 +74,7 @@ class Pit:
 
     def bury_the_dead(self) -> None:
         for number, (_, child) in list(self.children.items()):
-            if child.poll() is not None:
+            if not child.is_alive():
                 self.bury(number)
 
     def close(self) -> None:
@@ -79,10 +82,11 @@ class Pit:
             self.bury(number, again=False)
         while self.read():
             pass
-        os.close(self._write)
-        os.close(self._read)
+        self._write.close()
+        self._read.close()
 
 
+@pytest.mark.usefixtures("forks")
 @pytest.mark.parametrize("batch", [1, 7])
 @pytest.mark.parametrize("policy", ["restart-fail-in-flight", "restart-requeue-in-flight"])
 def test_every_job_ends_once(place: Place, tmp_path: Path, policy: CrashPolicy, batch: int) -> None:

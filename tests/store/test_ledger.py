@@ -5,8 +5,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +19,8 @@ from nomarr_systemd.ledger.ledger import Ledger
 from nomarr_systemd.ledger.public import Publisher
 from nomarr_systemd.store.protocol import POLICY_LEDGER, Store
 from tests.support.moments import death
-from tests.support.places import Place, dump_place
+from tests.support.places import Place
+from tests.support.racers import DEATHS, RACERS, book, run_race
 
 RULES = Rules(backoff_jitter=0)
 TAG = "worker:tag:0"
@@ -194,59 +193,13 @@ def test_fields_of_a_newer_version_survive(ledger: Ledger, store: Store) -> None
     assert (doc["mood"], doc["restart_count"]) == ("blue", 1)
 
 
-RACER = """
-import sys
-from nomarr_systemd.core.death import Death
-from tests.support.moments import death
-from nomarr_systemd.core.policy import Rules
-from nomarr_systemd.ledger.ledger import Ledger
-from tests.support.places import load_place
-
-store = load_place(sys.argv[1]).open()
-ledger = Ledger(store)
-rules = Rules(max_restarts=100, max_lifetime_restarts=0)
-print("ready", flush=True)
-sys.stdin.readline()
-fresh = 0
-for number in range(40):
-    fresh += ledger.record_failure(death(f"{number:032x}"), rules).fresh
-    ledger.increment_restart_count("tag-1")
-store.close()
-print(fresh, flush=True)
-"""
-
-
+@pytest.mark.usefixtures("forks")
 def test_eight_processes_book_each_failure_once(place: Place, ledger: Ledger) -> None:
-    racers = [
-        subprocess.Popen(
-            [sys.executable, "-c", RACER, dump_place(place)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(8)
-    ]
-    try:
-        for racer in racers:
-            assert racer.stdout
-            assert racer.stdout.readline() == "ready\n"
-        outputs = []
-        for racer in racers:
-            assert racer.stdin
-            racer.stdin.write("go\n")
-            racer.stdin.flush()
-        for racer in racers:
-            output, _ = racer.communicate(timeout=120)
-            assert racer.returncode == 0
-            outputs.append(int(output))
-    finally:
-        for racer in racers:
-            racer.kill()
-            racer.wait()
-    assert sum(outputs) == 40
-    assert ledger.get_restart_state("tag-0")[0] == 40
-    assert len(ledger.account("tag-0").records) == 40
-    assert ledger.get_restart_state("tag-1")[0] == 8 * 40
+    fresh = run_race(book, place)
+    assert sum(fresh.values()) == DEATHS
+    assert ledger.get_restart_state("tag-0")[0] == DEATHS
+    assert len(ledger.account("tag-0").records) == DEATHS
+    assert ledger.get_restart_state("tag-1")[0] == RACERS * DEATHS
 
 
 # What is published

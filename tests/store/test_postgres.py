@@ -26,7 +26,7 @@ from nomarr_systemd.store.postgresql.store import PostgresStore
 from nomarr_systemd.store.protocol import DOMAINS, POLICY_LEDGER, Domain
 from tests.support.places import DATABASE, Place
 from tests.support.postgres import ADMIN, PASSWORD, Postgres, run_postgres
-from tests.support.racers import RACERS, run_race
+from tests.support.racers import RACERS, begin, run_race
 from tests.support.users import NOBODY, open_to_all
 
 SECRET = "of workers"
@@ -79,8 +79,9 @@ class TestSchema:
                 *statements.make_indexes(domain),
             }
 
+    @pytest.mark.usefixtures("forks")
     def test_eight_processes_make_it_at_once(self, postgres: Postgres) -> None:
-        names = run_race("begin", Place("", postgres, DATABASE))
+        names = run_race(begin, Place("", postgres, DATABASE))
         assert len(names) == RACERS
         with closing(open_as(postgres)) as store:
             assert len(store.find("meta")) == RACERS

@@ -73,7 +73,7 @@ def collect() -> Iterator[tuple[str, int, str, str, ast.Call]]:
         for node in ast.walk(tree):
             if not isinstance(node, ast.Call):
                 continue
-            asked, method = node, ast.unparse(node.func).rpartition(".")[2]
+            asked, method = node, getattr(node.func, "attr", getattr(node.func, "id", ""))
             if method == "walk":  # store.protocol's function, not a method: the store comes first
                 asked = ast.copy_location(ast.Call(node.func, node.args[1:], node.keywords), node)
             elif method not in ASKING:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from nomarr_systemd.store.protocol import Store
 from tests.support.places import Place
-from tests.support.racers import RACERS, ROUNDS, run_race
+from tests.support.racers import RACERS, ROUNDS, begin, claim, increment, run_race
+
+pytestmark = pytest.mark.usefixtures("forks")
 
 
 def test_no_increment_is_lost(place: Place, store: Store) -> None:
     store.insert("meta", {"_key": "counter", "count": 0, "by": {}})
-    lost = run_race("increment", place)
+    lost = run_race(increment, place)
     assert len(lost) == RACERS
     counter = store.get("meta", "counter")
     assert counter is not None
@@ -20,7 +24,7 @@ def test_no_increment_is_lost(place: Place, store: Store) -> None:
 
 
 def test_each_key_is_won_once(place: Place, store: Store) -> None:
-    won = run_race("claim", place)
+    won = run_race(claim, place)
     assert sorted(key for keys in won.values() for key in keys) == sorted(
         f"claim_{number}" for number in range(ROUNDS)
     )
@@ -29,5 +33,5 @@ def test_each_key_is_won_once(place: Place, store: Store) -> None:
 
 
 def test_the_store_is_made_once(place: Place, open_store: Callable[[], Store]) -> None:
-    names = run_race("begin", place)
+    names = run_race(begin, place)
     assert [doc["_key"] for doc in open_store().find("meta")] == sorted(names)

@@ -98,6 +98,18 @@ def test_a_database_of_an_older_version_gains_and_loses_indexes(directory: str) 
         assert len(store.find("worker_claims", {"host": "alpha"})) == 1
 
 
+def test_a_ledger_loses_the_index_by_host_that_each_write_had_to_keep(directory: str) -> None:
+    column = "CASE WHEN json_valid(body) THEN json_extract(body, '$.host') END"
+    with closing(SqliteStore(directory, "policy")) as store:
+        store.insert(POLICY_LEDGER, {"_key": "worker:tag:0", "host": ""})
+        path, now = store.path, indexes_of(store)
+    with closing(sqlite3.connect(path)) as db:
+        db.execute(f'CREATE INDEX by_host ON "{POLICY_LEDGER}"({column}, key)')
+    with closing(SqliteStore(directory, "policy")) as store:
+        assert indexes_of(store) == now
+        assert len(store.find(POLICY_LEDGER, {"host": ""})) == 1
+
+
 def test_indexes_that_cannot_be_made_now_keep_nobody_away(directory: str) -> None:
     with closing(SqliteStore(directory, "work")) as store:
         path = store.path

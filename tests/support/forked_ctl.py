@@ -142,18 +142,24 @@ def _fork_call(link: socket.socket, main: Any) -> int:
         os._exit(status)
 
 
-def _become(request: Mapping[str, Any], fds: Sequence[int]) -> None:
-    signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+def enter(environment: Mapping[str, str], directory: str, namespaces: Sequence[str]) -> None:
+    """Put this process, which was forked for it, into a lab."""
     libc = ctypes.CDLL(None, use_errno=True)
-    entered = [os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in request["namespaces"]]
+    entered = [os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in namespaces]
     for fd in entered:
         if libc.setns(fd, 0):
             raise OSError(ctypes.get_errno(), "setns")
+        os.close(fd)
     os.environ.clear()
-    os.environ.update(request["environment"])
-    os.chdir(request["directory"])
+    os.environ.update(environment)
+    os.chdir(directory)
     os.umask(0o022)
+
+
+def _become(request: Mapping[str, Any], fds: Sequence[int]) -> None:
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    enter(request["environment"], request["directory"], request["namespaces"])
     nothing = os.open(os.devnull, os.O_RDONLY)
     for fd, number in ((nothing, 0), (fds[0], 1), (fds[1], 2)):
         os.dup2(fd, number)

@@ -1,9 +1,6 @@
-"""Workers that are killed: ``python -m tests.support.jobbers PLACE COMPONENT INVOCATION MARKS
-BATCH``.
-
-Each takes jobs from the queue through ``Claims``, as the worker's runtime does, and says on stdout
-what it begins and ends. A lock on a file of each job's own tells whether two have it in hand at
-once.
+"""Workers that are killed. Each takes jobs from the queue through ``Claims``, as the worker's
+runtime does, and says in a pipe what it begins and ends. A lock on a file of each job's own tells
+whether two have it in hand at once.
 """
 
 from __future__ import annotations
@@ -13,36 +10,37 @@ import fcntl
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess as Process
 
 from nomarr_systemd.core.errors import StoreUnavailable
 from nomarr_systemd.core.job import Owner, path_of
 from nomarr_systemd.jobs.claims import Claims, End
 from nomarr_systemd.store.protocol import Doc
-from tests.support.places import Place, dump_place, load_place
+from tests.support.forks import CONTEXT
+from tests.support.places import Place
 
 POISON = "poison"  # in its path: whoever begins it dies
 BROKEN = "broken"  # fails
 
 
 def start(
-    place: Place, component: str, invocation: str, marks: str, batch: int, out: int
-) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [
-            *(sys.executable, "-m", "tests.support.jobbers"),
-            *(dump_place(place), component, invocation, marks, str(batch)),
-        ],
-        cwd=Path(__file__).parents[2],
-        stdin=subprocess.PIPE,
-        stdout=out,
-    )
+    place: Place, component: str, invocation: str, marks: str, batch: int, out: Connection
+) -> Process:
+    child = CONTEXT.Process(target=_run, args=(place, component, invocation, marks, batch, out))
+    child.start()
+    return child
 
 
-def work(claims: Claims, marks: str, batch: int) -> None:
+def _run(
+    place: Place, component: str, invocation: str, marks: str, batch: int, out: Connection
+) -> None:
+    with contextlib.closing(place.open("work")) as store:
+        work(Claims(store, "tag", Owner(component, invocation)), marks, batch, out.fileno())
+
+
+def work(claims: Claims, marks: str, batch: int, out: int) -> None:
     docs: list[Doc] = []
     while True:
         if not docs:
@@ -57,8 +55,8 @@ def work(claims: Claims, marks: str, batch: int) -> None:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            say(f"TWICE {key}")
-        say(f"begin {key}")
+            say(out, f"TWICE {key}")
+        say(out, f"begin {key}")
         if POISON in path:
             os.kill(os.getpid(), signal.SIGKILL)
         if random.random() < 0.1:
@@ -73,7 +71,7 @@ def work(claims: Claims, marks: str, batch: int) -> None:
         except StoreUnavailable:
             finish(claims, key, end)
             docs = []  # what it has taken all the same is found in hand
-        say(f"end {key}")
+        say(out, f"end {key}")
 
 
 def finish(claims: Claims, key: str, end: End) -> None:
@@ -83,16 +81,5 @@ def finish(claims: Claims, key: str, end: End) -> None:
             return
 
 
-def say(line: str) -> None:
-    os.write(1, f"{line}\n".encode())  # in one piece, for the others share it
-
-
-def main() -> int:
-    place, component, invocation, marks, batch = sys.argv[1:]
-    with contextlib.closing(load_place(place).open("work")) as store:
-        work(Claims(store, "tag", Owner(component, invocation)), marks, int(batch))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def say(out: int, line: str) -> None:
+    os.write(out, f"{line}\n".encode())  # in one piece, for the others share it

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from nomarr_systemd.config.file import parse
 from nomarr_systemd.config.values import Config
+from nomarr_systemd.controller.main import IDLE_S, RESTING
 from nomarr_systemd.core.ids import parse_component
 from nomarr_systemd.demo import cgroup, lab
 from nomarr_systemd.host.layout import Paths, make_directories, make_programs
@@ -165,6 +166,27 @@ class Lab(lab.Lab):
             timeout_s=timeout_s,
             what=f"{name} is {' or '.join(states)}",
         )
+
+    def wait_for_rest(self) -> int:
+        """Until the controller rests; returns its process."""
+        unit = "nomarr-controller.service"
+        self.wait_for(
+            lambda: self.get(unit, "StatusText") == RESTING,
+            timeout_s=90,
+            what="the controller rests",
+        )
+        return self.main_pid(unit)
+
+
+def copy_package(place: Path, idle_s: float) -> Path:
+    """Copy the package to ``place``, with a controller that rests so soon; returns the copy."""
+    copy = place / "nomarr_systemd"
+    shutil.copytree(CHECKOUT / "nomarr_systemd", copy, ignore=COMPILED)
+    main = copy / "controller" / "main.py"
+    before, text = f"IDLE_S: Final = {IDLE_S}", main.read_text()
+    assert before in text
+    main.write_text(text.replace(before, f"IDLE_S: Final = {idle_s}"))
+    return copy
 
 
 def unit_of(name: str) -> str:

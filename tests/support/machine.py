@@ -174,6 +174,20 @@ class Machine:
             os.kill(self.leader or self._nspawn.pid, signal.SIGKILL)
         self._wait_until_off()
 
+    def leave_free(self, size: int) -> None:
+        """Let its disk, which has /etc and /var and keeps nothing for root, have so much left."""
+        disk = f"{self.directory}/disk"
+        facts = os.statvfs(f"/proc/{self._keeper.pid}/root{disk}")
+        size += (facts.f_blocks - facts.f_bfree) * facts.f_frsize
+        there = ("nsenter", f"--target={self._keeper.pid}", "--mount", "--")
+        limit = ("mount", "-o", f"remount,size={size}", disk)
+        subprocess.run([*there, *limit], check=True)
+
+    def free_bytes(self) -> int:
+        """What is left of its disk."""
+        facts = os.statvfs(f"/proc/{self._keeper.pid}/root{self.directory}/disk")
+        return facts.f_bavail * facts.f_frsize
+
     def end(self) -> None:
         """Leave nothing; may be called twice."""
         if self._nspawn is not None:

@@ -1,22 +1,29 @@
 """The packages under test, built from this checkout: the one that ``make deb`` makes, the same
-with a higher version, and the RPM.
+with a higher version, and the RPM. They are kept beside the trees, until their sources change.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
+import shutil
 import subprocess
+import time
 from pathlib import Path
 from typing import Final
 
-import pytest
-
 from nomarr_systemd.host.files import locked
+from tests.support import trees
 from tests.support.machine import Machine, MachineError
 
 CHECKOUT: Final = Path(__file__).parents[2]
 NAME: Final = "nomarr-systemd"
 LIBEXEC: Final = "/usr/lib/nomarr-systemd"
+UNUSED_S: Final = 7 * 24 * 3600
+# What a package is made of, if not of everything but the tests.
+SOURCES: Final = {
+    "build-arango": ("packaging/python3-arango/", "packaging/build-arango", "packaging/common.sh")
+}
 
 
 class BuildFailed(Exception):
@@ -40,16 +47,41 @@ def build(script: str, into: Path, *arguments: str, **environment: str) -> Path:
     return Path(done.stdout.splitlines()[-1])
 
 
-def build_once(factory: pytest.TempPathFactory, script: str) -> Path:
-    """The package, built by the first process of this run of tests that asks for it."""
-    base = factory.getbasetemp()
-    place = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / script
+def build_once(script: str, *arguments: str) -> Path:
+    """The package, built by the first who asks for it of these sources and with these tools."""
+    place = trees.open_cache() / "packages" / _name(script, *arguments)
     place.mkdir(parents=True, exist_ok=True)
     with locked(f"{place}.lock"):
-        name = place / "built"
-        if not name.exists():
-            name.write_text(str(build(script, place / "package")))
-        return Path(name.read_text())
+        built = place / "built"
+        if not built.exists():
+            _remove_unused(place.parent)
+            built.write_text(str(build(script, place / "package", *arguments)))
+            shutil.rmtree(place / "package/build")
+        built.touch()
+        return Path(built.read_text())
+
+
+def _name(script: str, *arguments: str) -> str:
+    """Says what a package is made of: tracked files as they are now, but for the tests, and every
+    program that this machine's dpkg has installed."""
+    command = ["git", "ls-files", "-z"]
+    listed = subprocess.run(command, cwd=CHECKOUT, stdout=subprocess.PIPE, text=True, check=True)
+    digest = hashlib.sha256(Path("/var/lib/dpkg/status").read_bytes())
+    digest.update("\0".join(arguments).encode())
+    for name in listed.stdout.split("\0")[:-1]:
+        if name.startswith(SOURCES.get(script, "")) and not name.startswith("tests/"):
+            path = CHECKOUT / name
+            content = os.fsencode(path.readlink()) if path.is_symlink() else path.read_bytes()
+            digest.update(f"\0{name}\0{path.lstat().st_mode & 0o111}\0{len(content)}\0".encode())
+            digest.update(content)
+    return f"{script}-{digest.hexdigest()[:12]}"
+
+
+def _remove_unused(directory: Path) -> None:
+    """Those of sources that no test has asked for in a week."""
+    for built in directory.glob("*/built"):
+        if built.stat().st_mtime < time.time() - UNUSED_S:
+            shutil.rmtree(built.parent)
 
 
 def field(deb: Path, name: str) -> str:

@@ -1,27 +1,28 @@
-"""Processes that race for one store: ``python -m tests.support.racers RACE PLACE NAME``.
-
-Each opens the store, says so, waits for the word to start, and prints what it got as JSON.
+"""Processes that race for one store. Each opens the store, says so, waits for the word to start,
+and sends what it got.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import random
-import subprocess
-import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
 from typing import Any
 
 from nomarr_systemd.core.errors import KeyExists, StaleRevision
+from nomarr_systemd.core.policy import Rules
+from nomarr_systemd.ledger.ledger import Ledger
 from nomarr_systemd.store.protocol import Store
-from tests.support.places import Place, dump_place, load_place
+from tests.support.forks import CONTEXT
+from tests.support.moments import death, run
+from tests.support.places import Place
 
 RACERS = 8
 ROUNDS = 200
+DEATHS = 40
 
 
 def increment(store: Store, name: str) -> int:
@@ -61,49 +62,46 @@ def begin(store: Store, name: str) -> bool:
     return True
 
 
-RACES: dict[str, Callable[[Store, str], Any]] = {
-    "increment": increment,
-    "claim": claim,
-    "begin": begin,
-}
+def book(store: Store, name: str) -> int:
+    """Book the same failures as everyone else; returns how many were news."""
+    ledger = Ledger(store)
+    rules = Rules(max_restarts=100, max_lifetime_restarts=0)
+    fresh = 0
+    for number in range(DEATHS):
+        fresh += ledger.record_failure(death(run(number)), rules).fresh
+        ledger.increment_restart_count("tag-1")
+    return fresh
 
 
-def run_race(race: str, place: Place) -> dict[str, Any]:
+def run_race(race: Callable[[Store, str], Any], place: Place) -> dict[str, Any]:
     """What each of the racers got, by its name."""
-    root = Path(__file__).parents[2]
     names = [f"racer{number}" for number in range(RACERS)]
     with contextlib.ExitStack() as stack:
-        children = [
-            stack.enter_context(
-                subprocess.Popen(
-                    [sys.executable, "-m", "tests.support.racers", race, dump_place(place), name],
-                    cwd=root,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    text=True,
-                )
-            )
-            for name in names
-        ]
-        for child in children:
-            assert child.stdout is not None
-            assert child.stdout.readline() == "ready\n"
-        for child in children:
-            assert child.stdin is not None
-            child.stdin.write("go\n")
-            child.stdin.flush()
-        outcomes = [child.communicate()[0] for child in children]
-    return {name: json.loads(outcome) for name, outcome in zip(names, outcomes, strict=True)}
+        links = [stack.enter_context(_start(race, place, name)) for name in names]
+        for link in links:
+            assert link.recv() == "ready"
+        for link in links:
+            link.send("go")
+        return {name: link.recv() for name, link in zip(names, links, strict=True)}
 
 
-def main() -> int:
-    race, place, name = sys.argv[1:]
-    with contextlib.closing(load_place(place).open()) as store:
-        print("ready", flush=True)
-        sys.stdin.readline()
-        print(json.dumps(RACES[race](store, name)))
-    return 0
+@contextlib.contextmanager
+def _start(race: Callable[[Store, str], Any], place: Place, name: str) -> Iterator[Connection]:
+    ours, theirs = CONTEXT.Pipe()
+    child = CONTEXT.Process(target=_run, args=(race, place, name, theirs))
+    child.start()
+    theirs.close()  # what dies is not waited for
+    try:
+        with ours:
+            yield ours
+    finally:
+        child.kill()
+        child.join()
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def _run(race: Callable[[Store, str], Any], place: Place, name: str, link: Connection) -> None:
+    with contextlib.closing(place.open()) as store:
+        link.send("ready")
+        link.recv()
+        got = race(store, name)
+    link.send(got)

@@ -36,15 +36,20 @@ def find_tree(suite: str, needed: str, offered: str) -> Path:
     mirror = find_mirror()
     hook = _DEPEND.format(depends=shlex.quote(needed), offered=shlex.quote(offered), pulled=PULLED)
     key = hashlib.sha256(f"{mirror} {suite} {hook}".encode()).hexdigest()[:12]
-    tree = CACHE / f"{suite}-{key}"
-    CACHE.mkdir(mode=0o700, exist_ok=True)
-    if CACHE.stat().st_uid != os.geteuid():  # everybody may make it, and root boots what is in it
-        raise MachineUnavailable(f"{CACHE} is somebody else's: remove it")
+    tree = open_cache() / f"{suite}-{key}"
     with open(CACHE / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # somebody else may be making the same one
         if not tree.exists():
             _make(suite, mirror, hook, tree)
     return tree
+
+
+def open_cache() -> Path:
+    """The directory for what is made once."""
+    CACHE.mkdir(mode=0o700, exist_ok=True)
+    if CACHE.stat().st_uid != os.geteuid():  # everybody may make it, and root boots what is in it
+        raise MachineUnavailable(f"{CACHE} is somebody else's: remove it")
+    return CACHE
 
 
 def find_mirror() -> str:

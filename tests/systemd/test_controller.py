@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from nomarr_systemd.controller.act import MAX_REPORTS
 from tests.support.crashes import (
     CRASHER,
     QUICK,
@@ -256,6 +257,38 @@ def test_a_full_disk_keeps_nobody_down_and_loses_no_failure(lab: Lab) -> None:
     spool.unlink()
     lab.systemctl("start", "nomarr-reconcile.service")
     assert sorted(each.invocation for each in records_of(lab)) == sorted([first, second])
+    assert os.listdir(lab.paths.pending) == []
+
+
+def test_reports_in_memory_have_a_limit(lab: Lab) -> None:
+    """While nothing can be written, a worker that dies again and again would fill /run."""
+    install(lab, QUICK + "backoff_max_s = 0.5\n")
+    lab.start("tag-0")
+    ledger, spool = Path(lab.paths.state, "ledger.db"), Path(lab.paths.spool)
+    ledger.mkdir()
+    spool.rmdir()
+    spool.touch()
+    for number in range(1, MAX_REPORTS):
+        Path(lab.paths.pending, f"{number:032x}").write_text(
+            "MONITOR_UNIT=nomarr-worker@tag-0.service\n"
+            f"MONITOR_INVOCATION_ID={number:032x}\n"
+            "MONITOR_SERVICE_RESULT=signal\nMONITOR_EXIT_CODE=killed\nMONITOR_EXIT_STATUS=KILL\n"
+            "INSTANCE=tag-0\nEND=1\n"
+        )
+    last = kill(lab)
+    for _ in range(3):  # the last one is after the longest backoff
+        lab.wait_for(
+            lambda: lab.get("nomarr-restart@tag-0.timer", "ActiveState") != "active",
+            what="its turn",
+        )
+        lab.systemctl("start", "nomarr-reconcile.service")
+        assert lab.get("tag-0", "ActiveState") == "failed"
+    assert len(os.listdir(lab.paths.pending)) >= MAX_REPORTS
+    ledger.rmdir()
+    spool.unlink()
+    lab.systemctl("start", "nomarr-reconcile.service")
+    assert last in {each.invocation for each in records_of(lab)}
+    assert lab.get("tag-0", "LoadState") == "masked", "so many are too many"
     assert os.listdir(lab.paths.pending) == []
 
 

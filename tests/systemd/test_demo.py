@@ -58,7 +58,7 @@ def test_the_demo_claims_only_what_it_checked(temporary: Path, tmp_path: Path) -
         "5 broken files failed their own jobs, and nothing else",
         "killed by SIGSEGV after",
         "it killed a worker, was tried once more, killed again, and is set aside",
-        "the workers have their restarts back",
+        "the restarts of the workers are refunded",
         "in _decode_natively",
         "watchdog: no progress was reported; killed by SIGABRT",
         "its backoffs were 100 ms, 200 ms, 400 ms, 800 ms, 1600 ms",

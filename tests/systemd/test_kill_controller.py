@@ -10,12 +10,15 @@ import collections
 import os
 import re
 import signal
-import subprocess
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from nomarr_systemd.controller.main import main
 from tests.support.crashes import account_of, wait_for_run
+from tests.support.forked_ctl import enter
+from tests.support.kill_points import run, trace
 from tests.support.lab import BELL, Lab
 
 # What changes a file, talks to somebody or starts a program.
@@ -51,10 +54,11 @@ def install(lab: Lab) -> None:
     lab.start("tag-0")
 
 
-def reconcile(lab: Lab, *strace: str) -> subprocess.CompletedProcess[str]:
-    program = f"{lab.libexec}/nomarr-controller"
+def reconcile(lab: Lab) -> None:
+    """Be the controller; in a fork of this process."""
+    enter(lab.environment, lab.directory, lab.namespaces)
     places = ("--user", f"--runtime={lab.runtime}", f"--state={lab.paths.state}")
-    return lab.run([*strace, program, *places, "--reconcile"], check=False)
+    assert main([*places, "--reconcile"]) == 0
 
 
 def fail(lab: Lab, number: int) -> str:
@@ -71,8 +75,7 @@ def kill_points(lab: Lab) -> list[tuple[str, int]]:
     """The calls of one good run that change something outside of it, by name and number. A kill at
     another call, or at one that failed, leaves what the kill at the next one leaves."""
     log = Path(lab.directory, "strace.log")
-    done = reconcile(lab, "strace", "-e", f"trace={CALLS}", "-o", str(log))
-    assert done.returncode == 0, done.stderr
+    assert trace(partial(reconcile, lab), "-e", f"trace={CALLS}", "-o", str(log)) == 0
     counts: collections.Counter[str] = collections.Counter()
     points = []
     for name, result in re.findall(r"^([a-z0-9]+)\(.*\) += (-?)", log.read_text(), re.MULTILINE):
@@ -84,16 +87,17 @@ def kill_points(lab: Lab) -> list[tuple[str, int]]:
 
 def kill_at(lab: Lab, name: str, number: int) -> None:
     inject = f"inject={name}:signal=SIGKILL:when={number}"
-    done = reconcile(lab, "strace", "-e", f"trace={CALLS}", "-e", inject, "-o", os.devnull)
+    options = ("-e", f"trace={CALLS}", "-e", inject, "-o", os.devnull)
     # A call that this run does not make, because a killed one made it before, ends well.
-    assert done.returncode in (-9, 137, 0), (name, number, done.stderr)
+    assert trace(partial(reconcile, lab), *options) in (-9, 0), (name, number)
 
 
 @pytest.mark.slow
 def test_a_restart_killed_anywhere(lab: Lab) -> None:
     install(lab)
     died = fail(lab, signal.SIGKILL)
-    reconcile(lab)  # the ledger is made: tests/process/test_kill_points.py has the kills of that
+    # The ledger is made: tests/process/test_kill_points.py has the kills of that.
+    assert run(partial(reconcile, lab)) == 0
     wait_for_run(lab, died)
     died = fail(lab, signal.SIGKILL)
     points = kill_points(lab)
@@ -103,15 +107,14 @@ def test_a_restart_killed_anywhere(lab: Lab) -> None:
     for count, (name, number) in enumerate(points, start=3):
         died = fail(lab, signal.SIGKILL)
         kill_at(lab, name, number)
-        done = reconcile(lab)
-        assert done.returncode == 0, (name, number, done.stderr)
-        run = wait_for_run(lab, died)
+        assert run(partial(reconcile, lab)) == 0, (name, number)
+        restarted = wait_for_run(lab, died)
         account = account_of(lab)
         assert account.restart_count == count, (name, number)
         assert [record.invocation for record in account.records].count(died) == 1
         assert os.listdir(lab.paths.pending) == []
-        assert reconcile(lab).returncode == 0
-        assert lab.get("tag-0", "InvocationID") == run, (name, number)
+        assert run(partial(reconcile, lab)) == 0
+        assert lab.get("tag-0", "InvocationID") == restarted, (name, number)
 
 
 @pytest.mark.slow
@@ -124,7 +127,7 @@ def test_a_mask_killed_anywhere(lab: Lab) -> None:
         lab.start("tag-0")
 
     fail(lab, signal.SIGUSR1)
-    reconcile(lab)
+    assert run(partial(reconcile, lab)) == 0
     bring_back()
     fail(lab, signal.SIGUSR1)
     points = kill_points(lab)
@@ -134,8 +137,7 @@ def test_a_mask_killed_anywhere(lab: Lab) -> None:
         bring_back()
         died = fail(lab, signal.SIGUSR1)
         kill_at(lab, name, number)
-        done = reconcile(lab)
-        assert done.returncode == 0, (name, number, done.stderr)
+        assert run(partial(reconcile, lab)) == 0, (name, number)
         assert lab.get("tag-0", "LoadState") == "masked", (name, number)
         account = account_of(lab)
         record = account.find(died)

@@ -68,6 +68,17 @@ def test_before_anything_was_applied(site: Installation) -> None:
     assert not site.state.exists()  # looking changes nothing
 
 
+def test_a_file_that_was_applied_by_its_name_need_not_be_named_again(site: Installation) -> None:
+    """``--config`` is for apply; what was applied is in force."""
+    site.bring_up(1)
+    site.config = site.config.with_name("none.toml")
+    assert examine(site)[1] == []
+    assert f"there is no {site.config} to compare with" in site.ctl("doctor").stdout
+    for words in (["status"], ["jobs", "list"], ["jobs", "add", "/m/a"], ["policy", "show"]):
+        done = site.ctl(*words)
+        assert (done.returncode, done.stderr) == (0, ""), words
+
+
 def test_a_mistake_in_the_file_and_a_store_that_is_broken(site: Installation) -> None:
     site.bring_up(1)
     (site.state / "ledger.db").unlink(missing_ok=True)

@@ -202,7 +202,7 @@ def test_what_is_not_decided_yet_is_told(lab: Lab) -> None:
     site.bring_up(1)
     site.kill()
     row = wait_for_state(site, "tag-0", "failed")
-    assert row["trouble"] == "it is failed since a moment, and what follows is not decided yet"
+    assert row["trouble"] == "it has just become failed, and what follows is not decided yet"
     found = site.json("doctor")["findings"]
     [cure] = [each["mend"] for each in found if "not decided about yet" in each["text"]]
     assert cure == "nomarrctl --user reconcile"

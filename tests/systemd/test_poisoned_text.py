@@ -15,11 +15,10 @@ from click import Context
 
 from nomarr_systemd.cli.main import nomarrctl
 from nomarr_systemd.core import job
-from nomarr_systemd.core.health import HealthRules
 from nomarr_systemd.core.ids import Component
 from nomarr_systemd.core.ledger_record import Record
 from nomarr_systemd.live import protocol
-from nomarr_systemd.supervisor.workers import Worker
+from nomarr_systemd.supervisor.workers import Workers
 from tests.support.lab import Lab
 from tests.support.operator_site import Installation
 from tests.support.poison import (
@@ -179,7 +178,7 @@ def ctl(site: Installation, *arguments: str, on_terminal: bool = False) -> bytes
 
 def test_nothing_is_left_out() -> None:
     """All fields, all questions and all verbs that there are."""
-    said = Worker(Component("tag", 0), -1, 0, HealthRules()).describe()
+    said = Workers().add(Component("tag", 0), -1).describe()
     assert said.keys() == WORKER.keys()
     taken = job.begin(job.make_job("tag", "/a", 1), job.Owner("a", "b", "c", "d"), 1)
     assert taken.keys() - JOB.keys() <= {"_key"}

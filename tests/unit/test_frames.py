@@ -18,7 +18,7 @@ from nomarr_systemd.core.frames import (
     Frame,
     encode,
 )
-from tests.fuzz_frames import check, split
+from tests.fuzz_frames import check, feed_both, split
 from tests.support.depth import times
 
 ID = "worker:tag:0"
@@ -26,8 +26,8 @@ OK = b'HEALTH|{"component_id":"worker:tag:0","status":"healthy"}\n'
 
 
 def feed(*chunks: bytes) -> tuple[list[Frame], dict[str, int]]:
-    decoder = Decoder(ID)
-    frames = [frame for chunk in chunks for frame in decoder.feed(chunk)]
+    """By both decoders, which must agree."""
+    frames, decoder = feed_both(ID, *chunks)
     return frames, decoder.drops
 
 
@@ -164,7 +164,7 @@ def test_memory_is_bounded_whatever_comes() -> None:
     assert len(decoder.feed(b"y\n" + OK)) == 1
 
 
-# A frame that begins as the last one did takes a shorter way; it must lead to the same place.
+# Lines that differ where the frames of one worker do
 
 TAILS = [
     b"7}",
@@ -242,6 +242,67 @@ def test_a_line_does_not_depend_on_those_before_it(lines: list[bytes]) -> None:
     assert sum(drops.values()) == sum(sum(each.values()) for _, each in alone)
     for frame in together:
         assert frame.fields["component_id"] == ID
+
+
+# Both decoders: what the one with msgspec takes by itself, the other takes, too
+
+NUMBERS = [
+    "0", "-0", "00", "1.0", "1e2", "1E-2", "1e999", "-1e999", "1.", ".5", "+1", "0x1", "1_0", "NaN",
+    "Infinity", "-Infinity", "9" * 19, "9" * 20, "-" + "9" * 400, "9" * 320 + ".0", "0.1", "1e-999",
+]  # fmt: skip
+TEXTS = [
+    '""', '"a"', '"\\ud83d\\ude00"', '"\\ud800"', '"\\ude00\\ud83d"', '"\\u0000"', '"\\x"',
+    '"\\u12"', '"\t"', '"\x7f"', '"ü"', '"\u2028"', "'a'", '"healthy"', '"worker:tag:0"', '"\\/"',
+]  # fmt: skip
+BLANKS = ["", " ", "\t", "\r", "\n", "\f", "\v", "\xa0", "\x00", "\ufeff", "//", "x"]
+
+
+def nest(depth: int) -> str:
+    return '{"a":' * depth + "1" + "}" * depth
+
+
+json_texts = st.one_of(
+    st.sampled_from(NUMBERS),
+    st.sampled_from(TEXTS),
+    st.sampled_from(["null", "true", "false", "[]", "{}", "[1]", '{"a":1.0}', '{"a":{"b":1e999}}']),
+    st.sampled_from(
+        ['{"\\ud800":1}', '{"a":"\\udfff"}', '{"a":1,"a":[]}', '{"a":NaN}', '{"a":true}']
+    ),
+    st.integers(28, 36).map(nest),
+    st.integers(28, 36).map(lambda depth: "[" * depth + "]" * depth),
+)
+names = st.sampled_from(
+    [
+        *("component_id", "status", "phase", "job", "seq", "pid", "invocation", "note", "metrics"),
+        *("progress_age_s", "recover_for_s", "own", "", "st\\u0061tus", "line", "event", "fields"),
+    ]
+)
+fields = st.one_of(
+    st.tuples(names, json_texts),
+    st.tuples(st.just("status"), st.sampled_from([f'"{word}"' for word in EVENTS])),
+    st.tuples(st.just("phase"), st.sampled_from([f'"{word}"' for word in STATUS_OF_PHASE])),
+)
+
+
+@given(
+    st.lists(fields, max_size=4),
+    st.lists(fields, max_size=4),
+    st.sampled_from(BLANKS),
+    st.tuples(*[st.sampled_from(["", "", "", *BLANKS])] * 3),
+)
+@settings(max_examples=times(3000))
+def test_both_decoders_agree(
+    before: list[tuple[str, str]],
+    after: list[tuple[str, str]],
+    between: str,
+    around: tuple[str, str, str],
+) -> None:
+    """Doubled names, numbers of all kinds, surrogates, nesting, white space, wrong types."""
+    own = [("component_id", f'"{ID}"'), ("status", '"healthy"')]
+    text = f",{between}".join(f'"{name}":{value}' for name, value in (*before, *own, *after))
+    line = f"{around[0]}HEALTH|{around[1]}{{{text}}}{around[2]}\n".encode(errors="surrogatepass")
+    feed(line)
+    feed(OK, line, OK + line)
 
 
 # Encoding

@@ -10,7 +10,6 @@ from nomarr_systemd.core.death import LABELS
 from nomarr_systemd.core.frames import EVENTS
 from nomarr_systemd.core.health import (
     DECISION,
-    EOF_ALIVE,
     EOF_GONE,
     NOISE,
     REGISTERED,
@@ -32,7 +31,7 @@ PENDING, HEALTHY, UNHEALTHY = EVENTS["pending"], EVENTS["healthy"], EVENTS["unhe
 STOPPING = EVENTS["stopping"]
 LIVE = ("pending", "healthy", "unhealthy", "recovering")
 STATUSES = ("unregistered", *LIVE, "dead", "failed")
-OTHER_EVENTS = (REGISTERED, TICK, NOISE, EOF_GONE, EOF_ALIVE, SET_FAILED, RESET)
+OTHER_EVENTS = (REGISTERED, TICK, NOISE, EOF_GONE, SET_FAILED, RESET)
 
 
 def recovering(seconds: float | None = None) -> Event:
@@ -74,7 +73,6 @@ DESIGN = [
     (LIVE, STOPPING, "="),
     (LIVE, NOISE, "="),
     (LIVE, EOF_GONE, "dead"),
-    (LIVE, EOF_ALIVE, "="),
     (("dead",), PENDING, "dead"),
     (("dead",), HEALTHY, "dead"),
     (("dead",), recovering(9), "dead"),
@@ -99,6 +97,14 @@ def test_the_designs_table(status: str, event: Event, to: str) -> None:
     assert after.status == (status if to == "=" else to)
     changed = after.status != status
     assert [t[:3] for t in transitions] == [("worker:tag:0", status, after.status)] * changed
+
+
+@pytest.mark.parametrize("stopping", [False, True])
+def test_the_short_way_of_most_frames_is_the_tables(stopping: bool) -> None:
+    state = State("worker:tag:0", "healthy", 1, 2, stopping, True, late=3)
+    after, transitions = step(state, HEALTHY, 9, RULES)
+    assert (after, transitions) == (TABLE["healthy"]["healthy"](state, HEALTHY, 9, RULES), ())
+    assert type(after) is State
 
 
 def test_the_table_is_complete_and_knows_only_known_words() -> None:
@@ -205,7 +211,7 @@ def test_loading_again_is_no_way_around_the_bound_of_recovery() -> None:
 
 
 def test_stopping_stays_whatever_comes_after() -> None:
-    for word in (PENDING, HEALTHY, UNHEALTHY, recovering(9), NOISE, EOF_ALIVE, TICK):
+    for word in (PENDING, HEALTHY, UNHEALTHY, recovering(9), NOISE, TICK):
         for status in LIVE:
             state = walk((1, STOPPING), (2, word), (9999, TICK), start=IN[status])
             assert state.stopping
@@ -275,12 +281,6 @@ def test_a_stopping_worker_is_not_judged_and_leaves_without_a_death() -> None:
         assert gone == State("worker:tag:0")
         assert [t.new for t in transitions] == ["unregistered"]
         assert walk((1, STOPPING), (2, REGISTERED), start=IN[status]).stopping is False
-
-
-def test_a_pipe_that_ends_under_a_living_worker_is_silence() -> None:
-    state = walk((1, EOF_ALIVE), (14.9, TICK), start=IN["healthy"])
-    assert state.status == "unhealthy"
-    assert walk((15, TICK), start=state).cause == "stale"
 
 
 def test_late_frames_are_counted_and_change_nothing() -> None:

@@ -80,6 +80,7 @@ TOUCHES_THE_MACHINE = {
 ONLY_IN = {
     "arango": ("store.arango",),
     "click": ("cli",),
+    "msgspec": ("core.typed_frames",),
     "prometheus_client": ("web",),
     "psycopg2": ("store.postgresql",),
     "tornado": ("web",),
@@ -237,7 +238,7 @@ def test_the_controllers_imports_stay_cheap() -> None:
 def test_the_supervisors_imports_stay_small() -> None:
     """They stay in memory on every host: each of these, with what it needs, is a megabyte."""
     large = ["asyncio", "dataclasses", "inspect", "logging", "subprocess", "systemd", "tempfile"]
-    large += ["traceback", "hashlib", "ssl", "urllib", "email", "datetime", "sqlite3"]
+    large += ["traceback", "hashlib", "msgspec", "ssl", "urllib", "email", "datetime", "sqlite3"]
     code = (
         "import sys, nomarr_systemd.supervisor.main\n"
         f"print([name for name in {large!r} if name in sys.modules])"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from nomarr_systemd.core.errors import ConfigError
 from nomarr_systemd.core.ids import Component
 from nomarr_systemd.host.layout import LIBEXEC, Paths, system_paths
 from nomarr_systemd.systemd.unit_files import (
+    DROPIN,
     MARK,
     STORE_USERS,
     UnitError,
@@ -98,6 +101,30 @@ def test_a_command_may_be_notified_for_by_its_children() -> None:
     [line] = [line for line in service if "NOMARR_SETTINGS=" in line]
     told = read_as_systemd(line.removeprefix("Environment="))
     assert list(json.loads(told.removeprefix("NOMARR_SETTINGS="))) == ["store"]
+
+
+def test_64_workers_share_a_slice_and_so_do_the_hooks_of_a_large_pool() -> None:
+    small = render_files(parse(POOL.replace("2", "64")), system_paths())
+    assert not any(name.startswith("nomarr-onfailure@") for name in small)
+    large = render_files(parse(POOL.replace("2", "65")), system_paths())
+    hook = r"system-nomarr\x2donfailure"
+    for number, part in ((0, 0), (63, 0), (64, 1)):
+        worker = Component("tag", number)
+        assert f"Slice=nomarr-tag-{part}.slice" in sections(large[dropin_of(worker)])["Service"]
+        text = large[f"nomarr-onfailure@tag-{number}.service.d/{DROPIN}"]
+        assert sections(text) == {"Service": [f"Slice={hook}-tag-{part}.slice"]}
+
+
+def test_a_worker_that_runs_in_another_slice_is_not_restarted_for_that(tmp_path: Path) -> None:
+    install(plan(parse(POOL), str(tmp_path), system_paths()))
+    file = tmp_path / dropin_of(WORKER)
+    text = file.read_text()
+    file.write_text(text.replace("Slice=nomarr-tag-0.slice\n", ""))
+    changes = plan(parse(POOL), str(tmp_path), system_paths())
+    assert changes.change == {dropin_of(WORKER): text}
+    assert not changes.is_old(WORKER)
+    file.write_text(text.replace("Slice=nomarr-tag-0.slice\n", "Nice=1\n"))
+    assert plan(parse(POOL), str(tmp_path), system_paths()).is_old(WORKER)
 
 
 def test_directives_go_into_their_sections_before_our_own() -> None:
@@ -197,15 +224,15 @@ def test_a_network_is_for_a_store_on_a_server(tmp_path: Path) -> None:
     url, files = "arangodb://root@db:8529/nomarr", "password_file = '/a'\nwork_password_file = '/b'"
     served = parse(f'[store]\nurl = "{url}"\nwork_user = "work"\n{files}\n{POOL}')
     user = Paths("/run/user/7", str(tmp_path), user=True)
-    for config, paths in ((served, system_paths()), (parse(POOL), user)):
-        assert not any(
-            f"{unit}.d/20-nomarr.conf" in render_files(config, paths) for unit in STORE_USERS
-        )
+    for unit in STORE_USERS:
+        assert f"{unit}.d/20-nomarr.conf" not in render_files(parse(POOL), user)
     install(plan(parse(POOL), str(tmp_path), system_paths()))
     opened = plan(served, str(tmp_path), system_paths())
     assert all(map(opened.concern, STORE_USERS))
     install(opened)
-    assert not any(tmp_path.glob("nomarr-[crs]*.service.d"))
+    texts = [path.read_text() for path in tmp_path.glob("nomarr-[crs]*.service.d/*")]
+    assert len(texts) == len(STORE_USERS)
+    assert not any("AddressFamilies" in text for text in texts)
     assert not any(map(plan(served, str(tmp_path), system_paths()).concern, STORE_USERS))
 
 
@@ -220,6 +247,23 @@ def test_a_store_with_an_address_is_all_that_can_be_reached() -> None:
         for unit in STORE_USERS:
             text = render_files(config, system_paths())[f"{unit}.d/20-nomarr.conf"]
             assert sections(text) == {"Service": ["IPAddressDeny=any", allowed]}
+
+
+def test_a_store_with_a_name_can_be_at_any_address_of_one_host() -> None:
+    files = "password_file = '/a'\nwork_password_file = '/b'"
+    url = "postgresql://root@db.example/nomarr"
+    config = parse(f'[store]\nurl = "{url}"\nwork_user = "work"\n{files}\n{POOL}')
+    for unit in STORE_USERS:
+        text = render_files(config, system_paths())[f"{unit}.d/20-nomarr.conf"]
+        deny, *allow = sections(text)["Service"]
+        assert deny == "IPAddressDeny=any"
+        networks = [ip_network(each) for line in allow for each in line.partition("=")[2].split()]
+        for last, version in (("223.255.255.255", 4), ("feff:" + ":".join(["ffff"] * 7), 6)):
+            own = sorted(each for each in networks if each.version == version)
+            (begin, end) = (own[0].network_address, own[-1].broadcast_address)
+            assert (int(begin), end) == (0, ip_address(last))
+            for one, next_one in itertools.pairwise(own):
+                assert int(one.broadcast_address) + 1 == int(next_one.network_address)
 
 
 def test_what_others_made_is_left_alone(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from nomarr_systemd.config.store_url import SqliteUrl, parse_store_url
 from nomarr_systemd.core.text import count
 from nomarr_systemd.host import machine
 from nomarr_systemd.host.layout import VIEWERS, WORKER_USER
+from nomarr_systemd.ledger.ledger import room_for
 from nomarr_systemd.ledger.public import SUFFIX
 from nomarr_systemd.ledger.spool import BAD_SUFFIX, Spool
 from nomarr_systemd.operate import controlling, store_check
@@ -107,6 +108,7 @@ def _check_sqlite(it: Installation, directory: str) -> Found:
             yield "bad", f"the ledger cannot be read: {found.why}", f"ls -l {directory}"
         case _:
             yield "ok", f"the ledger is readable, {count(found.rows, 'account')}", ""
+            yield from _check_room(it, directory, found.room)
     if machine.is_volatile(directory):
         kind = machine.filesystem_of(directory)
         text = f"{directory} is on {kind}: a reboot forgets every restart"
@@ -121,6 +123,17 @@ def _check_sqlite(it: Installation, directory: str) -> Found:
     if aside:
         text = f"a corrupt database was set aside: {list_some(aside, 3)}; when it is kept elsewhere"
         yield "warn", f"{text}:", f"rm {shlex.quote(directory)}/*.corrupt-*"
+
+
+def _check_room(it: Installation, directory: str, room: int) -> Found:
+    """The room that the ledger keeps for a disk that workers have filled."""
+    wanted = room_for(len(it.config.components()))
+    if room >= wanted // 2:
+        yield "ok", f"the ledger has {room >> 20} MiB of its own, should its disk be full", ""
+    else:
+        text = f"the ledger has only {room >> 20} of {wanted >> 20} MiB of its own, should its disk"
+        mend = f"{it.nomarrctl} reconcile  # with {8 * wanted >> 20} MiB free in {directory}"
+        yield "warn", f"{text} be full", mend
 
 
 def check_rights(it: Installation) -> Found:

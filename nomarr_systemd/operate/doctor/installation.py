@@ -15,6 +15,7 @@ from nomarr_systemd.core.errors import ConfigError, NomarrError, NotPermitted
 from nomarr_systemd.core.ids import Component
 from nomarr_systemd.host.configuration import NotApplied, read_applied
 from nomarr_systemd.host.scope import Scope
+from nomarr_systemd.operate.overview import Overview, gather
 from nomarr_systemd.systemd.manager import Manager
 
 Level = Literal["ok", "warn", "bad"]
@@ -72,6 +73,10 @@ class Installation:
     @cached_property
     def workers(self) -> Sequence[Component]:
         return self.config.components()
+
+    @cached_property
+    def overview(self) -> Overview:
+        return gather(self.scope, self.config, self.workers, brief=True)
 
     @property
     def reinstall(self) -> str:

@@ -10,7 +10,7 @@ from nomarr_systemd.core.account import Account
 from nomarr_systemd.core.text import describe_ms
 from nomarr_systemd.core.time import Moment
 from nomarr_systemd.host import clock, machine
-from nomarr_systemd.ledger.public import read_published
+from nomarr_systemd.ledger.public import list_published, read_published
 from nomarr_systemd.operate.doctor.installation import Found, Installation
 
 LEAST_SYSTEMD: Final = 252
@@ -47,7 +47,10 @@ def check_clock(it: Installation) -> Found:
         yield "ok", "the clock is synchronised", ""
     if not it.is_applied:
         return
-    accounts = [read_published(it.paths.public, each).account for each in it.workers]
+    known, _ = list_published(it.paths.public)
+    accounts = [
+        read_published(it.paths.public, each).account for each in it.workers if each in known
+    ]
     now = clock.now()
     step_ms = find_clock_step(accounts, now)
     if is_from_future(accounts, now):

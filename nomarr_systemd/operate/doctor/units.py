@@ -33,6 +33,11 @@ _ASSIGNED: Final = re.compile(r"^[ \t]*([A-Z][A-Za-z0-9]*)[ \t]*=", re.MULTILINE
 
 
 def check_configuration(it: Installation) -> Found:
+    file = it.scope.config_file
+    if it.is_applied and not os.path.lexists(file):
+        text = f"there is no {file} to compare with what was applied, which is in force"
+        yield "warn", text, f"{it.nomarrctl} --config FILE doctor, with the file that was applied"
+        return
     config = it.scope.read_file()
     yield "ok", f"{it.scope.config_file}: {count(len(config.components()))}", ""
     if not it.scope.user and not os.path.isdir(it.paths.state):

@@ -35,7 +35,7 @@ def check_supervisor(it: Installation) -> Found:
     except NotPermitted:
         yield "warn", f"only root and the group {VIEWERS} may ask it", f"sudo {it.nomarrctl} doctor"
     else:
-        if client.ask(it.paths.live, {"op": "snapshot"}):
+        if it.overview.supervisor:
             yield "ok", "the supervisor answers", ""
         else:
             yield "bad", f"the supervisor does not answer on {it.paths.live}", restart
@@ -60,7 +60,7 @@ def check_workers(it: Installation) -> Found:
     _, closed = list_published(it.paths.public)
     if closed:
         yield "warn", closed, f"sudo {it.nomarrctl} doctor"
-    views = gather(it.scope, it.config, it.workers).views
+    views = it.overview.views
     for view in () if closed else views:
         name = view.worker.instance
         reset = f"{it.nomarrctl} reset --start {name}"

@@ -307,6 +307,9 @@ class ArangoStore:
         if self._publisher is not None:
             self._publisher.publish_all(self.find)
 
+    def keep_room(self, wanted: int) -> None:
+        """Its disk is the server's."""
+
     def close(self) -> None:
         self._link.close()
 

@@ -23,6 +23,8 @@ from nomarr_systemd.core.errors import (
 )
 from nomarr_systemd.core.text import clean
 from nomarr_systemd.host.files import locked
+from nomarr_systemd.host.machine import free_bytes
+from nomarr_systemd.store.sqlite import persistence
 from nomarr_systemd.store.sqlite.beside import COMPANIONS, check_private, create, read_note
 from nomarr_systemd.store.sqlite.precedence import FileLock
 
@@ -31,7 +33,14 @@ APPLICATION_ID: Final = 0x6E6F6D72  # "nomr", so that no other program's file is
 _BUSY = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_PROTOCOL")
 _CORRUPT = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
 _STAMP: Final = re.compile(r"\d{8}T\d{6}Z(?:-\d{1,4})?\n")
+# Nothing is computed for it. A condition, or an index, may take hours, and nothing interrupts that.
+_PLAIN_TABLE: Final = re.compile(r"CREATE TABLE [^()]+\([^()]*\)")
+# What an index of any version is on: fields of the documents.
+_FIELD: Final = r"key|(CASE WHEN json_valid\(body\) THEN )?json_extract\(body, '\$\.\w+'\)( END)?"
+_OURS: Final = re.compile(rf'"?\w+"? ?\(({_FIELD})(, ({_FIELD}))*\)')
 _POLITE_S: Final = 0.1  # how long a transaction that is to begin lets others begin theirs first
+_PIECE: Final = 1 << 20
+_LEAVE_FREE: Final = 8  # times as much as is to be kept: a small disk is for others
 _MAX_WHY: Final = 300  # characters of SQLite's message, which may quote the file
 T = TypeVar("T")
 Statement = Callable[[sqlite3.Connection], T]
@@ -162,13 +171,42 @@ class SqliteFile:
             self._turn.leave()
             raise
 
+    def finish(self) -> None:
+        """Close it in good order: nothing is left in the log that is not in the file, too."""
+        if self._db is not None and self._private:
+            with contextlib.suppress(sqlite3.Error):
+                self._db.execute("PRAGMA wal_checkpoint").fetchone()
+        self.close()
+
     def close(self) -> None:
         if self._db is not None:
             self._db.close()
             self._db = None
+            if self._private:
+                persistence.end(self._identity)
         for lock in (self._precedence, self._turn):
             if lock is not None:
                 lock.close()
+
+    def keep_room(self, wanted: int) -> None:
+        """Have ``wanted`` bytes in the file and in its log that commits can use while the disk is
+        full. Nothing is done if half of them are left, or the disk has little room.
+
+        A table of that size is written and dropped: its pages are free, and the file and the log do
+        not shrink. The table that a kill leaves is dropped by the next call.
+        """
+        with self.transaction():
+            self.run(lambda db: db.execute("DROP TABLE IF EXISTS room"))
+            if self.run(lambda db: measure_room(self.path, db)) >= wanted // 2:
+                return
+            if free_bytes(os.path.dirname(self.path)) < _LEAVE_FREE * wanted:
+                return
+            pieces = [(_PIECE,)] * -(-wanted // _PIECE)
+            self.run(lambda db: db.execute("CREATE TABLE room (piece)"))
+            self.run(lambda db: db.executemany("INSERT INTO room VALUES (zeroblob(?))", pieces))
+        self.run(_checkpoint)
+        self.run(lambda db: db.execute("DROP TABLE room"))
+        self.run(_checkpoint)
 
     def set_aside(self, why: str) -> None:
         """Rename the corrupt file and its companions; the next statement begins a new one.
@@ -255,7 +293,14 @@ class SqliteFile:
                 hint="does the directory exist, and may this user write there?",
             ) from error
         self._identity = _identify(self.path)
-        self._db = db = sqlite3.connect(self.path, isolation_level=None, timeout=0)
+        if self._private:
+            persistence.begin(self.path, self._identity)
+        try:
+            self._db = db = sqlite3.connect(self.path, isolation_level=None, timeout=0)
+        except sqlite3.Error:
+            if self._private:
+                persistence.end(self._identity)
+            raise
         db.text_factory = _read_text
         db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, self._most)
         try:
@@ -264,6 +309,8 @@ class SqliteFile:
                     self._make_schema(db)
             self._make_indexes(db)
             db.execute("PRAGMA synchronous = FULL")
+            if self._private:
+                self._need_no_room(db)
         except sqlite3.Error as error:
             # A corrupt file is closed after it was set aside, not before.
             if not _name(error).startswith(_CORRUPT):
@@ -274,6 +321,13 @@ class SqliteFile:
             raise
         return db
 
+    def _need_no_room(self, db: sqlite3.Connection) -> None:
+        """Have commits reuse what the file and its log have of the disk."""
+        db.execute("PRAGMA temp_store = MEMORY")
+        db.execute("PRAGMA secure_delete = OFF")  # it would write free pages, too
+        if db.execute("PRAGMA journal_mode").fetchone()[0] == "wal":
+            persistence.hold(self.path, self._identity)
+
     def _version_of(self, db: sqlite3.Connection) -> int:
         """The file's schema version, 0 for a new file; refuses what is not ours or too new."""
         db.execute("BEGIN")  # one snapshot: another process may be making the file
@@ -283,10 +337,16 @@ class SqliteFile:
         strange = db.execute(
             "SELECT 1 FROM sqlite_master WHERE type NOT IN ('table', 'index') LIMIT 1"
         ).fetchone()
+        made = db.execute("SELECT sql FROM sqlite_master WHERE type = 'table'").fetchall()
         db.execute("COMMIT")
         if strange:
             raise StoreRefused(
                 f"{self.path} has views or triggers, which nomarr-systemd never makes",
+                hint="it was tampered with: move it away",
+            )
+        if not all(_PLAIN_TABLE.fullmatch(str(sql)) for (sql,) in made):
+            raise StoreRefused(
+                f"{self.path} has tables with conditions, which nomarr-systemd never makes",
                 hint="it was tampered with: move it away",
             )
         if application == APPLICATION_ID and version > self._version:
@@ -317,7 +377,8 @@ class SqliteFile:
         make, and drop those that are not wanted.
 
         They are compared by what they index, not by name: a large one is not built again. A full
-        disk or a lock leaves the file as it was; it works without them.
+        disk or a lock leaves the file as it was; it works without them. But a file that others may
+        write is not used with an index that no version made: it may take hours to compute.
         """
         there = "SELECT name, sql FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL"
         wanted = {_indexed(sql): sql for sql in self._indexes}
@@ -336,6 +397,8 @@ class SqliteFile:
         except sqlite3.OperationalError:
             if db.in_transaction:
                 db.execute("ROLLBACK")
+            if not self._private and not all(map(_OURS.fullmatch, found)):
+                raise
 
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:
@@ -349,6 +412,20 @@ class SqliteFile:
 
 def _begin_immediately(db: sqlite3.Connection) -> None:
     db.execute("BEGIN IMMEDIATE")
+
+
+def measure_room(path: str, db: sqlite3.Connection) -> int:
+    """The bytes that commits can use without any room on the disk: the file's free pages, or the
+    log, if that is smaller."""
+    pages, size = (
+        int(db.execute(f"PRAGMA {name}").fetchone()[0]) for name in ("freelist_count", "page_size")
+    )
+    return min(pages * size, _size(f"{path}-wal"))
+
+
+def _checkpoint(db: sqlite3.Connection) -> None:
+    """Copy the log to the file; the next commit begins the log anew, if no process reads it."""
+    db.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
 
 
 def _indexed(sql: str) -> str:
@@ -366,6 +443,13 @@ def _read_text(raw: bytes) -> str:
 
 def _name(error: sqlite3.Error) -> str:
     return str(getattr(error, "sqlite_errorname", ""))
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0
 
 
 def _identify(path: str) -> tuple[int, int]:

@@ -15,6 +15,8 @@ from urllib.parse import quote
 
 from nomarr_systemd.core.text import clean, one_line
 from nomarr_systemd.store.protocol import POLICY_LEDGER
+from nomarr_systemd.store.sqlite import persistence
+from nomarr_systemd.store.sqlite.file import measure_room
 
 _PATIENCE_S: Final = 2.0  # as long as the programs retry
 _CORRUPT: Final = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
@@ -33,6 +35,7 @@ class Inspection(NamedTuple):
     why: str = ""
     holder: int = 0
     rows: int = 0
+    room: int = 0  # bytes that commits can use while the disk is full
 
 
 def inspect(path: str, table: str = POLICY_LEDGER) -> Inspection:
@@ -40,7 +43,7 @@ def inspect(path: str, table: str = POLICY_LEDGER) -> Inspection:
     if not os.path.exists(path):
         return Inspection("missing")
     try:
-        rows = _read(path, table)
+        rows, room = _read(path, table)
     except sqlite3.Error as error:
         name = str(getattr(error, "sqlite_errorname", ""))
         problem: Literal["corrupt", "unreadable"] = "unreadable"
@@ -51,28 +54,32 @@ def inspect(path: str, table: str = POLICY_LEDGER) -> Inspection:
         return Inspection(problem, clean(str(error), _MAX_WHY))
     if holder := _find_holder(path):
         return Inspection("locked", _name_process(holder), holder)
-    return Inspection(rows=rows)
+    return Inspection(rows=rows, room=room)
 
 
-def _read(path: str, table: str) -> int:
-    """Check the file and count the rows of a table; sqlite3.Error if that is not possible."""
+def _read(path: str, table: str) -> tuple[int, int]:
+    """Check the file; return the rows of a table and the room that is kept. sqlite3.Error if that
+    is not possible."""
     # Without a log it is read as an immutable file: else SQLite would make one. If a
     # program has begun to write meanwhile, it is read again.
     for attempt in range(3):
         has_log = os.path.exists(f"{path}-wal")
         how = "mode=ro" if has_log else "mode=ro&immutable=1"
         try:
-            with closing(
-                sqlite3.connect(f"file:{quote(path)}?{how}", uri=True, timeout=_PATIENCE_S)
-            ) as db:
+            with (
+                persistence.index_kept(path),
+                closing(
+                    sqlite3.connect(f"file:{quote(path)}?{how}", uri=True, timeout=_PATIENCE_S)
+                ) as db,
+            ):
                 checked = db.execute("PRAGMA quick_check(1)").fetchone()
                 if checked[0] != "ok":
                     raise _corrupt(str(checked[0]))
                 known = db.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (table,))
                 if known.fetchone() is None:
-                    return 0
+                    return 0, 0
                 rows = db.execute(f'SELECT count(*) FROM "{table}"')  # noqa: S608 (ours)
-                return int(rows.fetchone()[0])
+                return int(rows.fetchone()[0]), measure_room(path, db)
         except sqlite3.Error:
             if has_log or attempt == 2 or not os.path.exists(f"{path}-wal"):
                 raise

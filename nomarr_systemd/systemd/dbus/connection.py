@@ -7,6 +7,7 @@ the D-Bus libraries of Python take as long to import.
 from __future__ import annotations
 
 import os
+import re
 import select
 import socket
 import time
@@ -32,6 +33,7 @@ _FIELD_PATH, _FIELD_INTERFACE, _FIELD_MEMBER = 1, 2, 3
 _FIELD_ERROR, _FIELD_REPLY_TO, _FIELD_DESTINATION, _FIELD_SIGNATURE = 4, 5, 6, 8
 _START: Final = Struct("<BBBBIII")  # of a message, up to the length of the header fields
 _PATH_FIELD: Final = bytes((_FIELD_PATH, 1)) + b"o\0"
+_SPECIAL: Final = re.compile(rb"[^0-9A-Za-z]")  # in a path they are written as numbers
 
 
 class BusError(NomarrError):
@@ -75,13 +77,6 @@ class Bus:
         self._serial = 0
         self._read = b""  # what was received; up to _at it has been used
         self._at = 0
-
-    def call(self, call: Call) -> list[Any]:
-        """Return the values of the answer; raise BusError if it is an error."""
-        answer = self.call_all([call])[0]
-        if isinstance(answer, BusError):
-            raise answer
-        return answer
 
     def call_all(self, calls: Sequence[Call]) -> list[list[Any] | BusError]:
         """Send many calls in one round trip; return an answer or an error for each.
@@ -199,10 +194,7 @@ def _places(*, user: bool) -> tuple[tuple[str, bool], ...]:
 
 def unit_path(name: str) -> str:
     """Return the object path of a unit."""
-    escaped = "".join(
-        chr(byte) if chr(byte).isalnum() and byte < 128 else f"_{byte:02x}"
-        for byte in name.encode()
-    )
+    escaped = _SPECIAL.sub(lambda found: b"_%02x" % ord(found[0]), name.encode()).decode()
     # The first character must not be a digit.
     if escaped[:1].isdigit():
         escaped = f"_{ord(escaped[0]):02x}{escaped[1:]}"
