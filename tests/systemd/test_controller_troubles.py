@@ -251,3 +251,21 @@ def test_a_slow_stop_holds_nobody_up(lab: Lab) -> None:
     assert lab.get("tag-0", "ActiveState") == "deactivating"
     os.kill(lab.main_pid("tag-0"), signal.SIGKILL)
     lab.wait_until("tag-0", "failed", "inactive")
+
+
+@pytest.mark.parametrize("name", ["controller", "supervisor"])
+def test_a_program_that_is_gone_is_not_tried_without_a_pause(lab: Lab, name: str) -> None:
+    """As after a purge of the package, which leaves the units of users alone."""
+    install(lab)
+    unit = f"nomarr-{name}.service"
+    lab.systemctl("start", unit)
+    Path(lab.libexec, f"nomarr-{name}").unlink()
+    lab.systemctl("kill", "--signal=KILL", unit)
+
+    def pauses() -> bool:
+        with contextlib.suppress(OSError):
+            pid = lab.show(unit, "ControlPID")["ControlPID"]
+            return Path(f"/proc/{pid}/comm").read_text() == "sleep\n"
+        return False
+
+    lab.wait_for(pauses, what="it pauses before it is tried again")

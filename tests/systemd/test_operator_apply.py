@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -121,6 +122,10 @@ def test_scaling_up_and_down_leaves_nothing_behind(site: Installation) -> None:
     site.lab.wait_for(lambda: descriptors(site) == kept, what="the descriptors are let go")
     pipes = Path(site.lab.runtime, "nomarr-supervisor/health")
     site.lab.wait_for(lambda: len(os.listdir(pipes)) == 2, what="the pipes are removed")
+    # Their records are kept: they were paused, or died.
+    records = site.state / "public/records"
+    assert sorted(os.listdir(records)) == ["tag-8", "tag-9"]
+    shutil.rmtree(records)
     assert files_of(site) == before
     assert [site.lab.get(name, "InvocationID") for name in ("tag-0", "tag-1")] == runs
     assert site.good("apply", "--dry-run") == "Nothing differs.\n"

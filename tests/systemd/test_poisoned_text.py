@@ -16,7 +16,10 @@ from click import Context
 from nomarr_systemd.cli.main import nomarrctl
 from nomarr_systemd.core import job
 from nomarr_systemd.core.ids import Component
+from nomarr_systemd.core.incident import Incident
 from nomarr_systemd.core.ledger_record import Record
+from nomarr_systemd.core.time import Moment
+from nomarr_systemd.ledger.shared_archive import parse_host
 from nomarr_systemd.live import protocol
 from nomarr_systemd.supervisor.workers import Workers
 from tests.support.lab import Lab
@@ -132,6 +135,12 @@ def make_answers() -> dict[str, Any]:
     rows = [[now_ms, {"h": 1}, 0, 0, 0], [now_ms, {POISON: 1}, POISON, 0, 0]]
     text = POISON.replace("|", "/")  # a bar would begin another field
     record = f"1||reset||0|0|{now_ms}||6|done||0|3|0|20|0||{text}|{text}"
+    incident = Incident(
+        *("tag", "x", 1, Moment(now_ms, "b" * 32, 1), NAME, (NAME,), ()), closed="x"
+    ).to_past_doc()
+    incident |= {name: POISON for name, value in incident.items() if isinstance(value, str)}
+    incident |= {"pool": "tag", "members": "0"}
+    kept = {"workers": [POISON, "tag-0"], "incidents": [incident, poison(incident)]}
     settled = {"settled": [{"path": "", "status": ""}], "fail_pool": "x", "component_id": ""}
     events = [
         status | {"type": "snapshot", "worker": worker},
@@ -149,6 +158,7 @@ def make_answers() -> dict[str, Any]:
         "labels": say({"ok": True, "labels": {POISON: POISON}}),
         "history": say({"ok": True, "workers": {NAME: {"health": rows, "records": [record]}}}),
         "fleet": say({"ok": True, "host": POISON, "now_ms": now_ms, "hosts": [poison(HOST)]}),
+        "archive": say({"ok": True, "hosts": {"a": kept, POISON: kept}}),
         "jobs": say({"ok": True, "jobs": [poison(JOB)], "counts": {POISON: POISON}}),
         "*": say({"ok": False, "error": POISON}),
     }
@@ -219,6 +229,16 @@ def test_nothing_that_others_wrote_is_obeyed(site: Installation) -> None:
     for entry in map(json.loads, journal.splitlines()):
         assert isinstance(entry["MESSAGE"], str)  # else journalctl shows a list of bytes
         check(entry["MESSAGE"].encode(), "the journal")
+
+
+def test_what_is_kept_of_other_hosts() -> None:
+    """As ``--fleet history`` shows it, which needs a store of several hosts."""
+    said = json.loads(make_answers()["archive"]["lines"][0])
+    kept = parse_host(said["hosts"]["a"])
+    assert [each.instance for each in kept.workers] == ["tag-0"]
+    assert kept.incidents
+    for each in kept.incidents:
+        check(f"{each.kind} {each.canary} {each.closed} {each.text}".encode(), "an incident")
 
 
 def test_a_view_in_place_of_the_books_spins_nobody(lab: Lab) -> None:
