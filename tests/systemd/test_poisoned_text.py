@@ -139,7 +139,7 @@ def make_answers() -> dict[str, Any]:
         *("tag", "x", 1, Moment(now_ms, "b" * 32, 1), NAME, (NAME,), ()), closed="x"
     ).to_past_doc()
     incident |= {name: POISON for name, value in incident.items() if isinstance(value, str)}
-    incident |= {"pool": "tag", "members": "0"}
+    incident |= {"pool": "tag", "members": "0", "canary": NAME}
     kept = {"workers": [POISON, "tag-0"], "incidents": [incident, poison(incident)]}
     settled = {"settled": [{"path": "", "status": ""}], "fail_pool": "x", "component_id": ""}
     events = [
