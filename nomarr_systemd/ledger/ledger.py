@@ -198,10 +198,13 @@ class Ledger:
         while doc := self._store.get(POLICY_LEDGER, key):
             if host_clock.now().boottime_ms > ends_ms:
                 raise StoreUnavailable(f"{POLICY_LEDGER}/{key} cannot be removed")
-            rows = self._read(doc, component).rows
+            rows: Sequence[str] = ()  # none of one that is damaged
+            with contextlib.suppress(StoreUnavailable, TypeError, ValueError):
+                rows = self._read(doc, component).rows
             try:
                 with contextlib.nullcontext() if self._store.in_batch else self._store.batch():
-                    past_records.keep(self._store, component, self._host, rows)
+                    if rows:
+                        past_records.keep(self._store, component, self._host, rows)
                     self._store.delete(POLICY_LEDGER, key, doc["_rev"])
             except (KeyExists, StaleRevision):
                 continue

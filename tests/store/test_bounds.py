@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from nomarr_systemd.controller import job_outcomes
+from nomarr_systemd.core.account import RING
 from nomarr_systemd.core.death import Death
 from nomarr_systemd.core.ids import parse_component
 from nomarr_systemd.core.intents import BlameJobs
@@ -58,13 +59,15 @@ def test_an_account(tmp_path: Path) -> None:
         ledger.record_failure(Death(WORKER.component_id, f"{number:032x}", LONG, 1), rules)
         ledger.refund(WORKER.component_id, f"{number:032x}", LONG)
         ledger.note([WORKER.component_id], "pause", LONG, LONG)
+    while len(ledger.account(WORKER.component_id).rows) < RING - 1:
+        ledger.note([WORKER.component_id], "pause", LONG, LONG)
     ledger.mark_failed(WORKER.component_id, LONG, "f" * 32)
     doc = store.get(POLICY_LEDGER, WORKER.component_id)
     assert doc is not None
     assert size(doc) < ACCOUNT_BYTES < MAX_BYTES
     published = read_published(publisher.directory, WORKER)
     assert not published.problem
-    assert len(published.account.records) == 100
+    assert len(published.account.records) == RING
     store.close()
 
 

@@ -278,7 +278,7 @@ def test_reports_in_memory_have_a_limit(lab: Lab) -> None:
     last = kill(lab)
     for _ in range(3):  # the last one is after the longest backoff
         lab.wait_for(
-            lambda: lab.get("nomarr-restart@tag-0.timer", "ActiveState") != "active",
+            lambda: lab.get("nomarr-restart@tag-0.timer", "SubState") != "waiting",
             what="its turn",
         )
         lab.systemctl("start", "nomarr-reconcile.service")
