@@ -29,8 +29,12 @@ def test_a_mask_and_its_reason_stay(machine: Machine) -> None:
     machine.wait_until_settled("loop-0")
     before = machine.account("loop-0")
     assert [record.action for record in before.records] == ["restart", "restart", "fail"]
-    shown_by_systemd = machine.systemctl("status", "--full", unit_of("loop-0"), check=False)
-    assert "Masked: 2 restarts within 5 min, the limit is 2." in shown_by_systemd
+
+    def is_shown() -> bool:
+        shown = machine.systemctl("status", "--full", unit_of("loop-0"), check=False)
+        return "Masked: 2 restarts within 5 min, the limit is 2." in shown
+
+    machine.wait_for(is_shown, "systemctl status shows the reason")
 
     machine.reboot()
     assert machine.account("loop-0") == before

@@ -133,8 +133,12 @@ def test_a_crash_loop_ends_in_a_mask(plain: Lab, installed: str) -> None:
     actions = [row.split("|")[2] for row in account["records"]]
     assert actions == [*["restart"] * 5, "fail"]
     assert account["failure_reason"]
-    said = plain.journal("--output=cat", "SYSLOG_IDENTIFIER=nomarr-controller")
-    assert "Masked: 5 restarts" in said
+
+    def is_told() -> bool:
+        said = plain.journal("--output=cat", "SYSLOG_IDENTIFIER=nomarr-controller")
+        return "Masked: 5 restarts" in said
+
+    plain.wait_for(is_told, what="the mask is told")
     assert "the model is broken" in plain.journal("--output=cat")
 
     (directory / "mended").touch()
