@@ -127,6 +127,9 @@ class RunningWorker:
             idle = all(key.fileobj == self._pidfd for key, _ in ready)
             if (ended and idle and not seen()) or left_s <= 0:
                 raise AssertionError(f"not seen; {self._describe()}")
+        # What it said before that, on another of its ways: they are read in no order.
+        for key, _ in self._selector.select(0):
+            key.data()
         return result
 
     def until_frame(self, **fields: object) -> dict[str, Any]:
