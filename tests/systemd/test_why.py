@@ -462,8 +462,9 @@ def test_a_mask_is_told_by_the_death_that_led_to_it(lab: Lab) -> None:
     site.good("apply")
     [record] = lab.wait_for(lambda: site.records(), what="it is on record")
     assert (record.kind, record.action, record.effect) == ("config", "fail", "pending")
+    told = "failed for good, but not masked: "
+    lab.wait_for(lambda: ask(site, "tag-0")["state"]["line"].startswith(told), what="it is told")
     report = ask(site, "tag-0")
-    assert report["state"]["line"].startswith("failed for good, but not masked: ")
     assert report["advice"][-1]["command"] == "nomarrctl --user reset --start tag-0"
     Path(lab.runtime, "mended").touch()
     lab.start("tag-0")
