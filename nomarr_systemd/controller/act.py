@@ -12,8 +12,8 @@ cleared last:
 5. ends of holds, stops, then masks (a unit that is masked while it starts keeps its start job),
    ends of pauses, then starts (systemd is asked again first if it took a while), each with its
    turn, where restarts wait for each other; their timers stop after that;
-6. how far each decision got, in one commit. If that is lost, the next plan does it again. If many
-   workers were started, their accounts are published only now; so are incidents;
+6. how far each decision got, in one commit. If that is lost, the next plan does it again. The
+   accounts of workers that were started are published only now; so are incidents;
 7. the journal, then the supervisor. After a kill before this they are told again. Deaths that
    would mask their workers are not booked yet: first the supervisor is asked about their jobs;
 8. reports are cleared, or kept for the supervisor alone if it did not answer.
@@ -47,7 +47,6 @@ from nomarr_systemd.systemd.timers import timer_of
 
 FRESH_MS: Final = 50
 GRACE_MS: Final = 10_000  # that a turn lasts longer than a start may take
-_MANY: Final = 16
 MAX_REPORTS: Final = 100  # of a worker, while neither the ledger nor the spool can be written
 _PORTION: Final = 50  # spooled deaths in a commit: after a kill the ledger still knows all of them
 _Kind = TypeVar("_Kind")
@@ -71,9 +70,9 @@ class Done(NamedTuple):
 
 def act(site: Site, intents: Sequence[Intent]) -> Done:
     """Carry intents out; LedgerUnwritable before any effect if they cannot be booked."""
-    # Workers wait for their start, so files are published later, unless there are few of them.
-    is_many = len(_pick(intents, do.Start)) > _MANY and not _pick(intents, do.Mask)
-    with site.publisher.late() if is_many else contextlib.nullcontext():
+    # Workers wait for their start, so files are published later, unless one is masked as well.
+    is_late = _pick(intents, do.Start) and not _pick(intents, do.Mask)
+    with site.publisher.late() if is_late else contextlib.nullcontext():
         refused = _schedule(site, _pick(intents, do.Schedule))
         changed = _change_incidents(site, intents)
         _hold(site, _pick(intents, do.Hold))

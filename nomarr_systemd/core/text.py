@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any, Final
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]{1,60}")
@@ -132,6 +133,7 @@ def clean_lines(text: str, limit: int = 4096, most: int = 2000) -> list[str]:
 _UNITS = (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1000))
 
 
+@lru_cache(maxsize=256)
 def describe_ms(ms: int) -> str:
     """Return a duration in at most two units: ``3 min 12 s``, ``1.5 s``, ``5 min``, ``250 ms``."""
     if ms < 1000:

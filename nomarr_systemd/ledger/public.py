@@ -49,6 +49,7 @@ _PAST_BYTES: Final = 256  # of the file of each worker, always
 _MAX_PAST: Final = 200
 _PAGE: Final = 50  # accounts that are read at once
 Read = Callable[[list[str]], Mapping[str, str]]
+Write = Callable[[str, str | None], None]  # name and text of an account
 MAX_BYTES: Final = 512 << 10  # a full ring has 30 kB, and 460 kB with the longest texts
 
 
@@ -78,7 +79,8 @@ class Publisher:
         finally:
             self._late = None
             for read in set(late.values()):
-                self.publish([key for key, each in late.items() if each == read], read)
+                keys = [key for key, each in late.items() if each == read]
+                self._publish(keys, read, self._write)
 
     def publish(self, keys: Iterable[str], read: Read) -> None:
         """Write the texts that ``read(keys)`` reads from the store now; those of documents that it
@@ -88,6 +90,14 @@ class Publisher:
         not undo a commit, so errors are kept and logged, not raised, and the store's
         ``publish_all`` makes up for them.
         """
+        if self._late is None:
+            self._publish(keys, read, self._write, self._write_past)
+        else:
+            keys = list(keys)
+            self._late |= dict.fromkeys(keys, read)
+            self._publish(keys, read, self._write_past)
+
+    def _publish(self, keys: Iterable[str], read: Read, *writers: Write) -> None:
         names = {key: name for key in keys if (name := self.name(key)) is not None}
         if not names:
             return
@@ -100,9 +110,7 @@ class Publisher:
                     page = list(names)[start : start + _PAGE]
                     texts = read(page)
                     for key in page:
-                        self._show(names[key], texts.get(key))
-                if self._late is not None:
-                    self._late |= dict.fromkeys(names, read)
+                        self._show(names[key], texts.get(key), *writers)
         except (OSError, StoreError) as error:
             self._complain(", ".join(list(names.values())[:3]), error)
 
@@ -124,7 +132,7 @@ class Publisher:
                         after, name = doc["_key"], self.name(doc["_key"])
                         if name is not None:
                             kept.add(name)
-                            self._show(name, encode(doc))
+                            self._show(name, encode(doc), self._write, self._write_past)
                             try:
                                 self._catch_up(doc, find)
                             except (OSError, ValueError, TypeError, NomarrError) as error:
@@ -212,11 +220,10 @@ class Publisher:
         except (OSError, StoreError) as error:
             self._complain(INCIDENTS, error)
 
-    def _show(self, name: str, text: str | None) -> None:
+    def _show(self, name: str, text: str | None, *writers: Write) -> None:
         try:
-            if self._late is None:
-                self._write(name, text)
-            self._write_past(name.removesuffix(SUFFIX), text)
+            for write in writers:
+                write(name, text)
         except (OSError, StoreError, ValueError) as error:
             self._complain(name, error)
 
@@ -244,10 +251,10 @@ class Publisher:
             return None
         return component.instance + SUFFIX if host == self._host else None
 
-    def _write_past(self, instance: str, text: str | None) -> None:
+    def _write_past(self, name: str, text: str | None) -> None:
         """Write what the unit of the worker reads as its environment at its next start."""
         line = "" if text is None else describe_past(text)
-        path = os.path.join(self._past, instance)
+        path = os.path.join(self._past, name.removesuffix(SUFFIX))
         if not line:
             remove(path)
             return
@@ -278,15 +285,17 @@ class Publisher:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(temporary, flags, 0o640)
         try:
-            with open(fd, "wb") as file:
-                os.fchmod(fd, 0o640)
-                if self._gid != -1:
-                    os.fchown(fd, -1, self._gid)
-                file.write(content)
+            os.fchmod(fd, 0o640)
+            if self._gid != -1:
+                os.fchown(fd, -1, self._gid)
+            while content:
+                content = content[os.write(fd, content) :]
             os.rename(temporary, path)
         except OSError:
             remove(temporary)
             raise
+        finally:
+            os.close(fd)
 
 
 def describe_past(text: str) -> str:

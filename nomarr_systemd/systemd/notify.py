@@ -10,9 +10,11 @@ import contextlib
 import os
 import socket
 from collections.abc import Sequence
+from time import monotonic
 from typing import Final
 
 _FIRST_FD: Final = 3
+_fed_s = 0.0  # when systemd was last told
 
 
 def notify(*lines: str, fds: Sequence[int] = ()) -> bool:
@@ -41,9 +43,15 @@ def watchdog_s() -> float:
 
 
 def feed_watchdog() -> None:
-    """Tell systemd that this process makes progress."""
+    """Tell systemd that this process makes progress, eight times in a period of the watchdog at
+    most: each ping is work for systemd while workers wait for it."""
+    global _fed_s
+    now_s = monotonic()
+    if now_s - _fed_s < watchdog_s() / 8:
+        return
     with contextlib.suppress(OSError):  # systemd re-executes itself: the next ping reaches it
         notify("WATCHDOG=1")
+        _fed_s = now_s
 
 
 def listen_fds() -> list[int]:

@@ -8,6 +8,7 @@ import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator
 
+from nomarr_systemd.core.account import MOVED, RING
 from nomarr_systemd.core.death import Death
 from nomarr_systemd.core.policy import Rules
 from nomarr_systemd.ledger.ledger import Ledger
@@ -40,11 +41,12 @@ def bare_commit(path: str) -> tuple[sqlite3.Connection, Callable[[], object]]:
 def measure() -> None:
     # In the working directory: /tmp may be memory, where a commit costs nothing.
     with tempfile.TemporaryDirectory(dir=os.curdir, prefix=".bench-") as directory:
-        for name, records, public in (
-            ("record a failure, 5 on record", 5, ""),
-            ("record a failure, 20 on record", 20, ""),
-            ("record a failure, 100 on record", 100, ""),
-            ("record and publish, 20 on record", 20, f"{directory}/public"),
+        for name, records, more, public in (
+            ("record a failure, 5 on record", 5, 1, ""),
+            ("record a failure, 20 on record", 20, 1, ""),
+            ("record a failure, 100 and more on record", RING, MOVED, ""),
+            (f"  one in {MOVED}: as many leave the account", RING, 1, ""),
+            ("record and publish, 20 on record", 20, 1, f"{directory}/public"),
         ):
             place = f"{directory}/{next(_numbers)}"
             os.mkdir(place)
@@ -53,7 +55,7 @@ def measure() -> None:
             ledger = Ledger(store)
             for n in range(ROUNDS):
                 with store.batch():
-                    for _ in range(records):
+                    for _ in range(records + n % more):
                         ledger.record_failure(a_death(n), RULES)
             workers = iter(range(ROUNDS))  # each round another one, so that none has more
             # The floor anew for each: file system and disk have moods.

@@ -85,7 +85,7 @@ class Bus:
         is back: each of our calls may be done twice.
         """
         ends = time.monotonic() + COMES_BACK_S
-        while True:
+        while calls:
             try:
                 return self._exchange(self._socket or self._connect(), calls)
             except (OSError, ValueError) as error:
@@ -93,6 +93,7 @@ class Bus:
                 if not isinstance(error, ConnectionError) or time.monotonic() > ends:
                     raise BusError(f"systemd does not answer: {error}") from error
             time.sleep(0.01)
+        return []
 
     def close(self) -> None:
         if self._socket is not None:
