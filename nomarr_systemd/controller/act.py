@@ -28,7 +28,6 @@ from collections.abc import Iterable, Sequence
 from typing import Final, TypeVar
 
 from nomarr_systemd.controller.job_outcomes import note_blame, tell_supervisor
-from nomarr_systemd.controller.log import ERROR, log
 from nomarr_systemd.controller.reports import clear_report, keep_untold
 from nomarr_systemd.controller.site import Site
 from nomarr_systemd.core import intents as do
@@ -39,6 +38,7 @@ from nomarr_systemd.core.named_tuple import NamedTuple
 from nomarr_systemd.core.plan import is_blamed
 from nomarr_systemd.core.world import RUNNING, Outcome
 from nomarr_systemd.host import clock
+from nomarr_systemd.host.log import ERROR, log
 from nomarr_systemd.systemd.manager import monotonic_ms
 from nomarr_systemd.systemd.notify import feed_watchdog
 from nomarr_systemd.systemd.stop_intent import UNIT_FACTS, WANTED_FACTS, find_run, is_wanted

@@ -10,7 +10,6 @@ observed.
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import select
 import sys
@@ -19,7 +18,6 @@ from typing import Final, TypeVar
 
 from nomarr_systemd.controller.act import Done, LedgerUnwritable, act
 from nomarr_systemd.controller.canaries import Canaries, is_watching, observe_canaries
-from nomarr_systemd.controller.log import ERROR, log, never_wait
 from nomarr_systemd.controller.observe import find_unheard, observe
 from nomarr_systemd.controller.reports import (
     DUE,
@@ -38,6 +36,7 @@ from nomarr_systemd.core.world import Outcome, World
 from nomarr_systemd.host import clock
 from nomarr_systemd.host.configuration import read_applied
 from nomarr_systemd.host.layout import Paths
+from nomarr_systemd.host.log import ERROR, keep_in, log
 from nomarr_systemd.host.program_options import PLACES, parse_options
 from nomarr_systemd.systemd.journal_socket import JournalSocket
 from nomarr_systemd.systemd.manager import SOON, SUPERVISOR, Manager, monotonic_ms
@@ -228,7 +227,6 @@ def serve(site: Site, fifo: int, applied: Stamp, *, idle_s: float = IDLE_S) -> b
 def rest(fifo: int) -> None:
     """Wait until the FIFO is written. systemd's watchdog, which is meant for work, is set so that
     this process wakes up once in REST_S only."""
-    gc.collect()
     poll = select.poll()
     poll.register(fifo, select.POLLIN)
     work_us = round(watchdog_s() * 1e6)
@@ -351,7 +349,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         log(ERROR, USAGE)
         return 2
     paths, flags = options
-    never_wait(JournalSocket(paths.kept_entries))
+    keep_in(JournalSocket(paths.kept_entries), "nomarr-controller")
     try:
         if "--reconcile" in flags:
             _with_site(paths, lambda site, _applied: reconcile(site))

@@ -15,7 +15,6 @@ from nomarr_systemd.controller.canaries import find_healthy
 from nomarr_systemd.controller.deaths import make_deaths
 from nomarr_systemd.controller.job_outcomes import read_refunded
 from nomarr_systemd.controller.lapses import find_down, find_lacks, find_lapses
-from nomarr_systemd.controller.log import ERROR, log
 from nomarr_systemd.controller.reports import Report, write_report
 from nomarr_systemd.controller.site import Site
 from nomarr_systemd.core.account import Account
@@ -34,6 +33,7 @@ from nomarr_systemd.core.plan import is_blamed
 from nomarr_systemd.core.time import Moment, age_ms
 from nomarr_systemd.core.world import Outcome, Pool, Spooled, Turns, Unit, Worker, World
 from nomarr_systemd.host import clock
+from nomarr_systemd.host.log import ERROR, log
 from nomarr_systemd.ledger.spool import SUFFIX
 from nomarr_systemd.systemd import stop_intent
 from nomarr_systemd.systemd.manager import SHUTDOWN, SUPERVISOR, monotonic_ms

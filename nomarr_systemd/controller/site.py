@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from nomarr_systemd.config.values import Config
-from nomarr_systemd.controller.log import ERROR, log
 from nomarr_systemd.core.death import Death
 from nomarr_systemd.core.errors import StoreError
 from nomarr_systemd.core.ids import Component
@@ -17,6 +16,7 @@ from nomarr_systemd.fleet.turns import TurnStore
 from nomarr_systemd.host.files import locked
 from nomarr_systemd.host.holds import Holds
 from nomarr_systemd.host.layout import Paths
+from nomarr_systemd.host.log import ERROR, log
 from nomarr_systemd.host.machine import host_of
 from nomarr_systemd.ledger.incidents import IncidentStore
 from nomarr_systemd.ledger.ledger import Ledger, room_for

@@ -14,6 +14,7 @@ from nomarr_systemd.core.job import HOST_LOST, Outcome, RunEnd
 from nomarr_systemd.core.lease import Lease, LeaseWatch
 from nomarr_systemd.core.named_tuple import NamedTuple
 from nomarr_systemd.fleet import leases
+from nomarr_systemd.host.log import WARNING, log
 from nomarr_systemd.jobs.settlement import ClaimedRun, find_claimed_runs, settle
 from nomarr_systemd.store.protocol import Store
 
@@ -76,9 +77,11 @@ def _settle(store: Store, lease: Lease, run: ClaimedRun, wall_ms: int) -> Iterat
         outcome, _is_new = settle(store, pool, end, lease.host)
     except (KeyError, TypeError, ValueError) as error:
         # A damaged document must not keep other runs from being settled.
-        import logging  # a rare path; it would cost every supervisor 1 MB
-
-        log = logging.getLogger(__name__)
-        log.warning("a damaged job of lost run %r cannot be settled: %r", run.invocation, error)
+        log(
+            WARNING,
+            "a damaged job of a lost run cannot be settled",
+            run=run.invocation,
+            error=error,
+        )
         return
     yield Found(lease, outcome)

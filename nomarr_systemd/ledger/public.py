@@ -33,6 +33,7 @@ from nomarr_systemd.core.named_tuple import NamedTuple
 from nomarr_systemd.core.text import clean_all, count, one_line
 from nomarr_systemd.host.files import locked, remove
 from nomarr_systemd.host.layout import JOIN
+from nomarr_systemd.host.log import ERROR, log
 from nomarr_systemd.ledger.documents import MAX_ROW, is_row, read_account, read_past_incident
 
 if TYPE_CHECKING:
@@ -228,11 +229,8 @@ class Publisher:
             self._complain(name, error)
 
     def _complain(self, name: str, error: Exception) -> None:
-        import logging  # a rare path; the usual start-up should not pay for the import
-
         self.error = error
-        why = one_line(str(error), 400)
-        logging.getLogger("nomarr.store").error("cannot publish %s: %s", name, why)
+        log(ERROR, f"cannot publish {name}", error=error)
 
     def _remove_others(self, kept: set[str]) -> None:
         with contextlib.suppress(FileNotFoundError):

@@ -10,10 +10,10 @@ from functools import partial
 
 from nomarr_systemd.core.death import LABELS
 from nomarr_systemd.core.health import Transition
+from nomarr_systemd.host.log import INFO, NOTICE, WARNING, RateLimit, log
 from nomarr_systemd.supervisor import disagreement
 from nomarr_systemd.supervisor.announcer import Announcer
 from nomarr_systemd.supervisor.kill import Killer
-from nomarr_systemd.supervisor.log import INFO, NOTICE, WARNING, RateLimit, log
 from nomarr_systemd.supervisor.run_state import RunState
 from nomarr_systemd.supervisor.unit_queries import UnitQueries
 from nomarr_systemd.supervisor.workers import Crash, Deadlines, Worker

@@ -16,10 +16,10 @@ from nomarr_systemd.core.lease import Lease, PoolRules, write_rules
 from nomarr_systemd.core.text import clean
 from nomarr_systemd.fleet.leases import HostLease
 from nomarr_systemd.host.clock import read_boot_id
+from nomarr_systemd.host.log import NOTICE, WARNING, RateLimit, log
 from nomarr_systemd.host.machine import host_of, name_of
 from nomarr_systemd.jobs.lost_hosts import LostHosts
 from nomarr_systemd.store.protocol import Store
-from nomarr_systemd.supervisor.log import NOTICE, WARNING, RateLimit, log
 from nomarr_systemd.supervisor.workers import Crash, Worker
 
 MAX_WORKERS: Final = 20  # of each list in the document

@@ -24,6 +24,7 @@ from nomarr_systemd.core.lease import RENEWALS
 from nomarr_systemd.core.named_tuple import NamedTuple
 from nomarr_systemd.fleet.leases import is_first
 from nomarr_systemd.host.clock import read_boot_id
+from nomarr_systemd.host.log import NOTICE, WARNING, RateLimit, log
 from nomarr_systemd.host.machine import host_of
 from nomarr_systemd.jobs.settlement import (
     find_claimed_runs,
@@ -33,7 +34,6 @@ from nomarr_systemd.jobs.settlement import (
 )
 from nomarr_systemd.store.protocol import Store
 from nomarr_systemd.supervisor.host_lease import About, LeaseKeeper
-from nomarr_systemd.supervisor.log import NOTICE, WARNING, RateLimit, log
 from nomarr_systemd.supervisor.loop import Loop
 from nomarr_systemd.supervisor.work_store import open_bounded
 from nomarr_systemd.systemd.running_units import read_invocation

@@ -13,8 +13,8 @@ from functools import partial
 from typing import Final
 
 from nomarr_systemd.core.named_tuple import NamedTuple
+from nomarr_systemd.host.log import ERROR, NOTICE, WARNING, log
 from nomarr_systemd.supervisor.disagreement import Facts
-from nomarr_systemd.supervisor.log import ERROR, NOTICE, WARNING, log
 from nomarr_systemd.supervisor.loop import Loop, Timer
 from nomarr_systemd.supervisor.run_state import RunState
 from nomarr_systemd.supervisor.unit_queries import UnitQueries

@@ -16,10 +16,10 @@ from nomarr_systemd.config.values import Config
 from nomarr_systemd.core.errors import ConfigError, NomarrError, NotPermitted
 from nomarr_systemd.host.configuration import read_applied
 from nomarr_systemd.host.layout import Paths
+from nomarr_systemd.host.log import ERROR, NOTICE, WARNING, flush, log
 from nomarr_systemd.host.program_options import PLACES, parse_options
 from nomarr_systemd.supervisor import live_server
 from nomarr_systemd.supervisor.live_server import LiveServer
-from nomarr_systemd.supervisor.log import ERROR, NOTICE, WARNING, flush, log
 from nomarr_systemd.supervisor.loop import Loop
 from nomarr_systemd.supervisor.pipes import take_stored, tell, unstore
 from nomarr_systemd.supervisor.supervisor import Supervisor

@@ -14,7 +14,7 @@ from collections.abc import Container
 from typing import Final
 
 from nomarr_systemd.core.errors import NomarrError
-from nomarr_systemd.supervisor.log import WARNING, log
+from nomarr_systemd.host.log import WARNING, log
 from nomarr_systemd.systemd.notify import listen_fds_by_name, notify
 
 _MODE: Final = 0o600

@@ -12,7 +12,7 @@ import json
 import os
 from typing import Any, Final
 
-from nomarr_systemd.supervisor.log import NOTICE, WARNING, RateLimit, log
+from nomarr_systemd.host.log import NOTICE, WARNING, RateLimit, log
 from nomarr_systemd.supervisor.loop import Loop
 from nomarr_systemd.supervisor.workers import Worker
 

@@ -14,12 +14,12 @@ from typing import Final
 
 from nomarr_systemd.config.values import StoreSettings
 from nomarr_systemd.core.errors import NomarrError, StoreRefused, StoreUnavailable
+from nomarr_systemd.host.log import NOTICE, WARNING, RateLimit, log
 from nomarr_systemd.host.machine import host_of
 from nomarr_systemd.ledger.health_history import Sample, append
 from nomarr_systemd.ledger.health_series import condense
 from nomarr_systemd.ledger.shared_archive import Archivist
 from nomarr_systemd.store.protocol import Store
-from nomarr_systemd.supervisor.log import NOTICE, WARNING, RateLimit, log
 from nomarr_systemd.supervisor.work_store import open_bounded
 from nomarr_systemd.supervisor.workers import Worker
 

@@ -11,13 +11,13 @@ from nomarr_systemd.config.values import Config
 from nomarr_systemd.core.ids import parse_component
 from nomarr_systemd.core.job import Outcome, RunEnd
 from nomarr_systemd.core.lease import RENEWALS
+from nomarr_systemd.host.log import NOTICE, WARNING, log
 from nomarr_systemd.host.machine import host_of
 from nomarr_systemd.live.protocol import make_event, queue_topic
 from nomarr_systemd.supervisor.announcer import Announcer
 from nomarr_systemd.supervisor.host_lease import describe_host
 from nomarr_systemd.supervisor.job_settler import JobSettler, Outcomes
 from nomarr_systemd.supervisor.live_connection import Subscribers
-from nomarr_systemd.supervisor.log import NOTICE, WARNING, log
 from nomarr_systemd.supervisor.loop import Loop
 from nomarr_systemd.supervisor.queue_topics import QueueTopics
 from nomarr_systemd.supervisor.snapshots import Snapshots, take_samples

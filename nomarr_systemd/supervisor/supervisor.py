@@ -33,6 +33,7 @@ from nomarr_systemd.core.ids import Component, find_instance, is_run
 from nomarr_systemd.core.job import LEFT, STOPPED, RunEnd
 from nomarr_systemd.core.named_tuple import NamedTuple
 from nomarr_systemd.host.layout import WORKER_USER, Paths
+from nomarr_systemd.host.log import WARNING, RateLimit
 from nomarr_systemd.ledger.public import read_published
 from nomarr_systemd.supervisor import disagreement, pipes
 from nomarr_systemd.supervisor.announcer import Announcer
@@ -40,7 +41,6 @@ from nomarr_systemd.supervisor.health_actions import HealthActions
 from nomarr_systemd.supervisor.job_settler import Outcomes
 from nomarr_systemd.supervisor.kill import Killer
 from nomarr_systemd.supervisor.live_connection import Subscribers
-from nomarr_systemd.supervisor.log import WARNING, RateLimit
 from nomarr_systemd.supervisor.loop import Loop
 from nomarr_systemd.supervisor.run_state import RunState
 from nomarr_systemd.supervisor.store_tasks import StoreTasks

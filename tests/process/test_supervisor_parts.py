@@ -24,9 +24,9 @@ from nomarr_systemd.core.frames import encode
 from nomarr_systemd.core.health import REGISTERED
 from nomarr_systemd.core.ids import Component
 from nomarr_systemd.host.inotify import DirectoryWatch
+from nomarr_systemd.host.log import WARNING, RateLimit, log
 from nomarr_systemd.live.protocol import Patterns
 from nomarr_systemd.supervisor.frame_ring import CAPACITY, MAX_PACKED, FrameRing
-from nomarr_systemd.supervisor.log import WARNING, RateLimit, log
 from nomarr_systemd.supervisor.loop import FEW, Loop
 from nomarr_systemd.supervisor.run_state import RECORD, RunState
 from nomarr_systemd.supervisor.run_state import encode as encode_record
@@ -300,25 +300,31 @@ def test_too_many_changes_to_tell(tmp_path: Path) -> None:
     watch.close()
 
 
-def test_log_lines_are_limited_and_harmless(capfd: pytest.CaptureFixture[str]) -> None:
+def test_log_lines_are_limited_and_harmless(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JOURNAL_STREAM", "8:1")
     limited = RateLimit(burst=3, every_s=3600)
     for n in range(10):
         limited.log(WARNING, "too much", n=n)
     log(WARNING, "a\nb\x1b", component="worker:tag:0", error="c\nd", empty="")
+    monkeypatch.delenv("JOURNAL_STREAM")
+    log(WARNING, "for a person", text="a b")
     lines = capfd.readouterr().err.splitlines()
     assert lines == [
         "<4>too much n=0",
         "<4>too much n=1",
         "<4>too much n=2",
-        '<4>a\\nb\\x1b component=worker:tag:0 error=c\\nd empty=""',
+        "<4>a\\nb\\x1b component=worker:tag:0 error=c\\nd",
+        'for a person text="a b"',
     ]
 
 
 def test_a_log_that_nobody_reads_does_not_block() -> None:
     """As when journald is stopped: its socket takes no more, and the program goes on."""
     code = """
-from nomarr_systemd.supervisor import log as log_module
-from nomarr_systemd.supervisor.log import WARNING, flush, log
+from nomarr_systemd.host import log as log_module
+from nomarr_systemd.host.log import WARNING, flush, log
 for n in range(5000):
     log(WARNING, "x" * 400, n=n)
 print("done", flush=True)
@@ -355,4 +361,4 @@ log(WARNING, "back")
     written = [int(line.rpartition("n=")[2]) for line in lines]
     assert len(written) == at_once + 1000, "so many lines are kept"
     assert written == list(range(len(written))), "in order, and none of them is lost"
-    assert last == f"<4>back lines_dropped={5000 - len(written)}"
+    assert last == f"back lines_dropped={5000 - len(written)}"

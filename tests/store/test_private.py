@@ -183,7 +183,7 @@ class TestSettingAside:
             open_ledger(directory)
 
     def test_what_sqlite_says_of_a_hostile_file_can_be_printed(
-        self, directory: Path, caplog: pytest.LogCaptureFixture
+        self, directory: Path, capfd: pytest.CaptureFixture[str]
     ) -> None:
         """The jobs' database is workers' to write, and its schema's names are quoted."""
         import sqlite3
@@ -199,8 +199,9 @@ class TestSettingAside:
         db.commit()
         db.close()
         SqliteStore(str(directory), "work").close()
-        assert caplog.messages
-        assert all(message.isprintable() for message in caplog.messages)
+        lines = capfd.readouterr().err.splitlines()
+        assert lines
+        assert all(line.isprintable() for line in lines)
 
 
 def test_root_becomes_no_owner_in_a_directory_of_others(directory: Path) -> None:

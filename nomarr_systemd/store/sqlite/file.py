@@ -23,6 +23,7 @@ from nomarr_systemd.core.errors import (
 )
 from nomarr_systemd.core.text import clean
 from nomarr_systemd.host.files import locked
+from nomarr_systemd.host.log import CRITICAL, log
 from nomarr_systemd.host.machine import free_bytes
 from nomarr_systemd.store.sqlite import persistence
 from nomarr_systemd.store.sqlite.beside import COMPANIONS, check_private, create, read_note
@@ -245,8 +246,6 @@ class SqliteFile:
 
     def _finish_setting_aside(self, why: str = "found earlier") -> None:
         """Finish the renaming that the note names; call it with the lock, any number of times."""
-        import logging  # a rare and loud path; the usual start-up should not pay for the import
-
         try:
             note = read_note(self._note)
         except FileNotFoundError:
@@ -260,10 +259,10 @@ class SqliteFile:
             with contextlib.suppress(FileNotFoundError):
                 os.rename(self.path + companion, aside + companion)
         os.unlink(self._note)
-        logging.getLogger("nomarr.store").critical(
-            "%s is corrupt (%s). It was set aside as %s and a new, empty one begun."
-            " Masks in systemd still hold; restart counts begin again.",
-            *(self.path, why, aside),
+        log(
+            CRITICAL,
+            f"{self.path} is corrupt ({why}). It was set aside as {aside} and a new, empty one"
+            " begun. Masks in systemd still hold; restart counts begin again.",
         )
 
     def _run_once(self, statement: Statement[T]) -> T:

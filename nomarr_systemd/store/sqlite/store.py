@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from nomarr_systemd.core.errors import StaleRevision, StoreError, StoreUnavailable
 from nomarr_systemd.core.text import clean
+from nomarr_systemd.host.log import CRITICAL, log
 from nomarr_systemd.store.protocol import (
     DOMAINS,
     MOST_FOUND,
@@ -259,16 +260,15 @@ class SqliteStore:
 
     def _bury(self, collection: str, key: str, rev: str) -> None:
         """Move what is no document to the table ``damaged``; the others are sound."""
-        import logging  # a rare and loud path; the usual start-up should not pay for the import
-
         table = self._table(collection)
         columns = f"SELECT '{collection}', key, rev, body FROM {table} WHERE key = ? AND rev = ?"
         with contextlib.nullcontext() if self._file.in_transaction else self.batch():
             self._write(f"INSERT INTO damaged {columns}", key, rev)
             self._write(f"DELETE FROM {table} WHERE key = ? AND rev = ?", key, rev)
-        logging.getLogger("nomarr.store").critical(
-            "%s/%s in %s is no document. It was moved to the table 'damaged', and is missing now.",
-            *(collection, clean(key, 254), self.path),
+        log(
+            CRITICAL,
+            f"{collection}/{clean(key, 254)} in {self.path} is no document. It was moved to the"
+            " table 'damaged', and is missing now.",
         )
 
     def _table(self, collection: str) -> str:

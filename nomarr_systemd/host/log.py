@@ -1,8 +1,9 @@
-"""The log of resident programs: lines on standard error with a priority, a sentence and fields,
-as journald reads them. A log that is not read never blocks its writer: lines are kept in memory,
-and written later, in order.
+"""The log of our programs: lines on standard error with a sentence and fields, and with a priority
+if journald reads them. A log that is not read never blocks its writer: lines are kept, and written
+later, in order.
 
-``logging`` and the journal's own client would cost a resident program 1.5 MB.
+``logging`` and the journal's own client would cost a resident program 1.5 MB, and each start of the
+controller 10 ms. A worker's own process and the page use ``logging``, as their libraries do.
 """
 
 from __future__ import annotations
@@ -10,39 +11,59 @@ from __future__ import annotations
 import collections
 import os
 import select
-import threading
 import time
-from typing import Final
+from _thread import allocate_lock  # threading would be a millisecond of each start
+from collections.abc import Mapping
+from typing import Final, Protocol
 
 from nomarr_systemd.core.text import escape, quote
 
-ERROR, WARNING, NOTICE, INFO = 3, 4, 5, 6
+CRITICAL, ERROR, WARNING, NOTICE, INFO = 2, 3, 4, 5, 6
 _MAX_FIELD: Final = 500
 _MAX_LINE: Final = 4096  # bytes; a pipe or socket that is writable has room for that many
 _MAX_KEPT: Final = 1000  # lines, 4 MB at most; then new ones are dropped and counted
 _STDERR: Final = 2
 
 
+class Keeper(Protocol):
+    """Keeps lines as entries of the journal, for a program that may end before they are taken."""
+
+    def has_kept(self) -> bool: ...
+
+    def send(self, fields: Mapping[str, str]) -> None: ...
+
+
 class _Output:
     """Standard error, written only if it is writable now."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = allocate_lock()
         self._poll = select.poll()
         self._poll.register(_STDERR, select.POLLOUT)
         self._kept: collections.deque[bytes] = collections.deque()
         self._dropped = 0
+        self._name = ""
+        self._keeper: Keeper | None = None
 
-    def write(self, line: str) -> None:
+    def keep_in(self, keeper: Keeper, name: str) -> None:
+        self._keeper, self._name = keeper, name
+
+    def write(self, priority: int, line: str) -> None:
         with self._lock:
             self._flush()
+            if self._keeper and (self._keeper.has_kept() or not self._poll.poll(0)):
+                entry = {"MESSAGE": line, "PRIORITY": str(priority)}
+                self._keeper.send(entry | {"SYSLOG_IDENTIFIER": self._name})
+                return
             if len(self._kept) >= _MAX_KEPT:
                 self._dropped += 1
             else:
                 if self._dropped:
                     line += f" lines_dropped={self._dropped}"
                     self._dropped = 0
-                self._kept.append(line.encode(errors="replace")[: _MAX_LINE - 1] + b"\n")
+                mark = f"<{priority}>" if "JOURNAL_STREAM" in os.environ else ""
+                text = f"{mark}{line}".encode(errors="replace")
+                self._kept.append(text[: _MAX_LINE - 1] + b"\n")
             self._flush()
 
     def flush(self) -> None:
@@ -63,18 +84,26 @@ class _Output:
 _output = _Output()
 
 
+def keep_in(keeper: Keeper, name: str) -> None:
+    """Give lines that standard error does not take to ``keeper``, as lines of the program
+    ``name``."""
+    _output.keep_in(keeper, name)
+
+
 def flush() -> None:
     """Write the lines that could not be written before."""
     _output.flush()
 
 
 def log(priority: int, message: str, /, **fields: object) -> None:
-    """Write one line. Each field is ``name=value``."""
-    parts = [f"<{priority}>{escape(message)}"]
+    """Write one line; what is not printable is escaped, what is long is cut. Each field that is not
+    empty is ``name=value``."""
+    parts = [escape(message)]
     for name, value in fields.items():
         text = str(value)[:_MAX_FIELD]
-        parts.append(f"{name}={quote(text) if not text or ' ' in text else escape(text)}")
-    _output.write(" ".join(parts))
+        if text:
+            parts.append(f"{name}={quote(text) if ' ' in text else escape(text)}")
+    _output.write(priority, " ".join(parts))
 
 
 class RateLimit:
