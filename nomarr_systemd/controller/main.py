@@ -10,6 +10,7 @@ observed.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import select
 import sys
@@ -227,6 +228,7 @@ def serve(site: Site, fifo: int, applied: Stamp, *, idle_s: float = IDLE_S) -> b
 def rest(fifo: int) -> None:
     """Wait until the FIFO is written. systemd's watchdog, which is meant for work, is set so that
     this process wakes up once in REST_S only."""
+    gc.collect()
     poll = select.poll()
     poll.register(fifo, select.POLLIN)
     work_us = round(watchdog_s() * 1e6)

@@ -64,7 +64,10 @@ def test_restarts_go_on_and_nothing_is_lost(machine: Machine) -> None:
     try:
         machine.run("python3", "-c", FILL)
         waves = [kill_all(machine), kill_all(machine)]
-        assert len(list(machine.path("/run/nomarr/journal").iterdir())) > len(NAMES)
+        machine.wait_for(  # workers run again before their deaths are told
+            lambda: len(list(machine.path("/run/nomarr/journal").iterdir())) > len(NAMES),
+            "entries of both waves are kept",
+        )
     finally:
         machine.systemctl("kill", "--kill-whom=main", "--signal=CONT", JOURNALD)
     killed = {run for wave in waves for run in wave.values()}
