@@ -1,10 +1,13 @@
-"""Files of the host that every part reads: the lock, holds, and what was applied."""
+"""Files of the host that every part reads: the lock, holds, and what was applied; and what systemd
+is told."""
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -19,6 +22,7 @@ from nomarr_systemd.host.configuration import NotApplied, read_applied
 from nomarr_systemd.host.files import locked, write_all_durably
 from nomarr_systemd.host.holds import Holds, make_pause
 from nomarr_systemd.host.layout import Paths, make_programs
+from nomarr_systemd.systemd import notify
 from tests.support.capabilities import needs_root
 from tests.support.users import NOBODY, open_to_all, run_as
 
@@ -173,3 +177,23 @@ def test_programs_find_a_python_whose_path_the_kernel_cannot_read(
     )
     assert done.returncode == 2, done.stderr
     assert "usage: nomarr-controller" in done.stderr
+
+
+def test_systemd_is_told_of_progress_eight_times_in_a_period_at_most(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(f"\0nomarr-test-{os.getpid()}")
+        manager.setblocking(False)
+        monkeypatch.setenv("NOTIFY_SOCKET", f"@nomarr-test-{os.getpid()}")
+        monkeypatch.setattr(notify, "_fed_s", 0.0)
+        monkeypatch.setenv("WATCHDOG_USEC", "80000000")
+        clock_s = 1000.0
+        monkeypatch.setattr(notify, "monotonic", lambda: clock_s)
+        told = []
+        for clock_s in (1000.0, 1000.5, 1009.9, 1010.0, 1019.0, 1020.1):
+            notify.feed_watchdog()
+            with contextlib.suppress(BlockingIOError):
+                assert manager.recv(100) == b"WATCHDOG=1"
+                told.append(clock_s)
+        assert told == [1000.0, 1010.0, 1020.1]
