@@ -20,7 +20,7 @@ from nomarr_systemd.host.log import ERROR, log
 from nomarr_systemd.host.machine import host_of
 from nomarr_systemd.ledger.incidents import IncidentStore
 from nomarr_systemd.ledger.ledger import Ledger, room_for
-from nomarr_systemd.ledger.public import Publisher, open_policy_store
+from nomarr_systemd.ledger.publisher import Publisher, open_policy_store
 from nomarr_systemd.ledger.spool import Spool
 from nomarr_systemd.store.protocol import Store
 from nomarr_systemd.systemd.journal import Journal

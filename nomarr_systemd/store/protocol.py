@@ -60,7 +60,7 @@ DOMAINS: Mapping[Domain, tuple[Collection, ...]] = {
 
 
 class Publisher(Protocol):
-    """A store calls it after it has committed documents of the ledger; ``ledger.public`` has the
+    """A store calls it after it has committed documents of the ledger; ``ledger.publisher`` has the
     one that writes files. ``publish`` does not raise its errors: the commit stands."""
 
     def publish(self, keys: Iterable[str], read: Callable[[list[str]], Mapping[str, str]]) -> None:

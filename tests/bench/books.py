@@ -12,7 +12,7 @@ from nomarr_systemd.core.account import MOVED, RING
 from nomarr_systemd.core.death import Death
 from nomarr_systemd.core.policy import Rules
 from nomarr_systemd.ledger.ledger import Ledger
-from nomarr_systemd.ledger.public import Publisher
+from nomarr_systemd.ledger.publisher import Publisher
 from nomarr_systemd.store.sqlite.store import SqliteStore
 from tests.bench.timing import compare, report
 

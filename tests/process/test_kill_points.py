@@ -20,7 +20,8 @@ from nomarr_systemd.core.policy import Rules
 from nomarr_systemd.ledger.incidents import IncidentStore
 from nomarr_systemd.ledger.ledger import Ledger
 from nomarr_systemd.ledger.past_records import read_rows
-from nomarr_systemd.ledger.public import Publisher, read_incidents, read_whole
+from nomarr_systemd.ledger.public import read_incidents, read_whole
+from nomarr_systemd.ledger.publisher import Publisher
 from nomarr_systemd.ledger.spool import Spool
 from nomarr_systemd.store.protocol import PAST_RECORDS
 from nomarr_systemd.store.sqlite.store import SqliteStore

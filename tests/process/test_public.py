@@ -17,12 +17,8 @@ from nomarr_systemd.core.ids import Component
 from nomarr_systemd.core.json import JsonError, as_object, get_dict, get_int, get_str
 from nomarr_systemd.core.policy import Rules
 from nomarr_systemd.core.time import Moment
-from nomarr_systemd.ledger.public import (
-    Publisher,
-    describe_past,
-    list_published,
-    read_published,
-)
+from nomarr_systemd.ledger.public import list_published, read_published
+from nomarr_systemd.ledger.publisher import Publisher, describe_past
 from tests.support.capabilities import needs_root
 from tests.support.moments import death
 from tests.support.users import NOBODY, open_to_all, run_as

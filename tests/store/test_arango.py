@@ -21,7 +21,7 @@ from nomarr_systemd.core.errors import (
     StoreUnavailable,
 )
 from nomarr_systemd.jobs import queue
-from nomarr_systemd.ledger.public import Publisher
+from nomarr_systemd.ledger.publisher import Publisher
 from nomarr_systemd.store.arango import queries
 from nomarr_systemd.store.arango.store import ArangoStore
 from nomarr_systemd.store.protocol import DOMAINS, POLICY_LEDGER

@@ -23,7 +23,7 @@ from nomarr_systemd.core.errors import (
     StoreRefused,
     StoreUnavailable,
 )
-from nomarr_systemd.ledger.public import Publisher
+from nomarr_systemd.ledger.publisher import Publisher
 from nomarr_systemd.store.arango.store import ArangoStore
 from nomarr_systemd.store.protocol import POLICY_LEDGER
 from tests.arango_standin.running import PASSWORD, Server

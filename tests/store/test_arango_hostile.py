@@ -20,7 +20,7 @@ from nomarr_systemd.core.time import Moment
 from nomarr_systemd.host.machine import APPLICATION_ID, host_of
 from nomarr_systemd.ledger.incidents import IncidentStore
 from nomarr_systemd.ledger.ledger import Ledger
-from nomarr_systemd.ledger.public import Publisher
+from nomarr_systemd.ledger.publisher import Publisher
 from nomarr_systemd.store.arango.store import ArangoStore
 from nomarr_systemd.store.open import open_work_store
 from nomarr_systemd.store.protocol import POLICY_LEDGER

@@ -22,7 +22,8 @@ from nomarr_systemd.core.policy import Rules
 from nomarr_systemd.core.time import Moment
 from nomarr_systemd.host.holds import Holds
 from nomarr_systemd.ledger.ledger import Ledger
-from nomarr_systemd.ledger.public import MAX_BYTES, Publisher, read_published
+from nomarr_systemd.ledger.public import MAX_BYTES, read_published
+from nomarr_systemd.ledger.publisher import Publisher
 from nomarr_systemd.store.protocol import POLICY_LEDGER
 from nomarr_systemd.store.sqlite.store import SqliteStore
 from tests.support.capabilities import needs_root

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from nomarr_systemd.core.errors import KeyExists, StaleRevision, StoreError
-from nomarr_systemd.ledger.public import Publisher
+from nomarr_systemd.ledger.publisher import Publisher
 from nomarr_systemd.store.protocol import POLICY_LEDGER, Store
 from tests.support.capabilities import NOT_HERE
 from tests.support.places import own

@@ -27,7 +27,7 @@ from nomarr_systemd.fleet.view import view_hosts
 from nomarr_systemd.jobs import queue
 from nomarr_systemd.jobs.claims import Claims
 from nomarr_systemd.ledger.ledger import Ledger
-from nomarr_systemd.ledger.public import Publisher
+from nomarr_systemd.ledger.publisher import Publisher
 from nomarr_systemd.ledger.shared_archive import Archivist
 from nomarr_systemd.store.postgresql.store import PostgresStore
 from nomarr_systemd.store.protocol import HOSTS, Store

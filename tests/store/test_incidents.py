@@ -11,7 +11,8 @@ from nomarr_systemd.core.incident import Incident
 from nomarr_systemd.core.time import Moment
 from nomarr_systemd.ledger import incidents
 from nomarr_systemd.ledger.incidents import IncidentStore
-from nomarr_systemd.ledger.public import INCIDENTS, MAX_BYTES, Publisher, read_incidents
+from nomarr_systemd.ledger.public import INCIDENTS, MAX_BYTES, read_incidents
+from nomarr_systemd.ledger.publisher import Publisher
 from nomarr_systemd.store.protocol import PAST_INCIDENTS, Store
 from tests.support.broken_store import Broken
 from tests.support.incidents import LATER, NOW, make

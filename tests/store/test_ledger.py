@@ -16,7 +16,7 @@ from nomarr_systemd.core.ids import parse_component
 from nomarr_systemd.core.policy import Decision, Evidence, Rules
 from nomarr_systemd.core.time import Moment
 from nomarr_systemd.ledger.ledger import Ledger
-from nomarr_systemd.ledger.public import Publisher
+from nomarr_systemd.ledger.publisher import Publisher
 from nomarr_systemd.store.protocol import POLICY_LEDGER, Store
 from tests.support.moments import death
 from tests.support.places import Place

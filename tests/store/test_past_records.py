@@ -16,7 +16,8 @@ from nomarr_systemd.core.ledger_record import Record
 from nomarr_systemd.ledger import past_records
 from nomarr_systemd.ledger.ledger import Ledger
 from nomarr_systemd.ledger.past_records import read_rows
-from nomarr_systemd.ledger.public import RECORDS, Publisher, list_past, read_whole
+from nomarr_systemd.ledger.public import RECORDS, list_past, read_whole
+from nomarr_systemd.ledger.publisher import Publisher
 from nomarr_systemd.ledger.shared_archive import (
     Archivist,
     get_host,

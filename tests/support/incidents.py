@@ -7,7 +7,7 @@ import os
 from nomarr_systemd.core.incident import Incident
 from nomarr_systemd.core.time import Moment
 from nomarr_systemd.ledger.incidents import IncidentStore
-from nomarr_systemd.ledger.public import Publisher
+from nomarr_systemd.ledger.publisher import Publisher
 from nomarr_systemd.store.sqlite.store import SqliteStore
 
 NOW = Moment(1_000_000, "a" * 32, 500_000)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from nomarr_systemd.config.store_url import ArangoUrl, PostgresUrl
-from nomarr_systemd.ledger.public import Publisher
+from nomarr_systemd.ledger.publisher import Publisher
 from nomarr_systemd.store.arango.store import ArangoStore
 from nomarr_systemd.store.postgresql.store import PostgresStore
 from nomarr_systemd.store.protocol import Doc, Domain, Store

@@ -56,6 +56,7 @@ TOUCHES_THE_MACHINE = {
     "jobs.queue": "the moment of a change, in the job",
     "jobs.store_source": "an average of how long jobs take",
     "ledger.public": "public/*.json",
+    "ledger.publisher": "public/*.json",
     "ledger.spool": "spool/*.json",
     "live.client": "the socket, and who serves it",
     "operate.apply": "waits for the pipes of new workers",
