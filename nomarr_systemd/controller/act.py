@@ -30,6 +30,13 @@ from typing import Final, TypeVar
 from nomarr_systemd.controller.job_outcomes import note_blame, tell_supervisor
 from nomarr_systemd.controller.reports import clear_report, keep_untold
 from nomarr_systemd.controller.site import Site
+from nomarr_systemd.controller.starts import (
+    give_turns,
+    log_refusals,
+    start_all,
+    stop_all,
+    take_turns,
+)
 from nomarr_systemd.core import intents as do
 from nomarr_systemd.core.errors import NomarrError, StoreError
 from nomarr_systemd.core.ids import Component
@@ -38,15 +45,12 @@ from nomarr_systemd.core.named_tuple import NamedTuple
 from nomarr_systemd.core.plan import is_blamed
 from nomarr_systemd.core.world import RUNNING, Outcome
 from nomarr_systemd.host import clock
-from nomarr_systemd.host.log import ERROR, log
+from nomarr_systemd.host.log import ERROR, log, log_error
 from nomarr_systemd.systemd.manager import monotonic_ms
 from nomarr_systemd.systemd.notify import feed_watchdog
-from nomarr_systemd.systemd.stop_intent import UNIT_FACTS, WANTED_FACTS, find_run, is_wanted
-from nomarr_systemd.systemd.systemctl import ManagerError, Refused
+from nomarr_systemd.systemd.systemctl import Refused
 from nomarr_systemd.systemd.timers import timer_of
 
-FRESH_MS: Final = 50
-GRACE_MS: Final = 10_000  # that a turn lasts longer than a start may take
 MAX_REPORTS: Final = 100  # of a worker, while neither the ledger nor the spool can be written
 _PORTION: Final = 50  # spooled deaths in a commit: after a kill the ledger still knows all of them
 _Kind = TypeVar("_Kind")
@@ -82,22 +86,22 @@ def act(site: Site, intents: Sequence[Intent]) -> Done:
         kept, crowded = _spool(site, _pick(intents, do.Spool))
         refused |= crowded
         refused |= _release(site, _pick(intents, do.Release))
-        _stop(site, [each.component.unit for each in _pick(intents, do.Stop)])
+        stop_all(site, [each.component.unit for each in _pick(intents, do.Stop)])
         unmasked = _mask(site, [each.component for each in _pick(intents, do.Mask)])
         refused |= unmasked
         refused |= _resume(site, _pick(intents, do.Resume))
         feed_watchdog()
-        refused |= _take_turns(site, _pick(intents, do.TakeTurn))
+        refused |= take_turns(site, _pick(intents, do.TakeTurn))
         timers = [
             timer_of(each.component)
             for each in _pick(intents, do.CancelTimer)
             if each.component not in refused
         ]
         starts = [each for each in _pick(intents, do.Start) if each.component not in refused]
-        started, unwanted = _start(site, starts, timers)
+        started, unwanted = start_all(site, starts, timers)
         refused |= started
         _note(site, _pick(intents, do.Note), refused, unwanted)
-        _give_turns(site, _pick(intents, do.GiveTurn))
+        give_turns(site, _pick(intents, do.GiveTurn))
     if changed or any(isinstance(each, do.Close | do.Join) for each in intents):
         site.publish_incidents()
     outcomes, unanswered = _tell(site, intents, unmasked)
@@ -118,23 +122,10 @@ def _pick(intents: Iterable[Intent], kind: type[_Kind]) -> list[_Kind]:
     return [each for each in intents if isinstance(each, kind)]
 
 
-def _complain(component: Component | str, error: Exception) -> None:
-    name = component if isinstance(component, str) else component.component_id
-    log(ERROR, str(error), component=name, hint=getattr(error, "hint", ""))
-
-
 def _schedule(site: Site, intents: Sequence[do.Schedule]) -> set[Component]:
     now, clock_ms = clock.now(), monotonic_ms()
     due = {each.component: clock_ms + each.due.boottime_ms - now.boottime_ms for each in intents}
-    return _complain_all(site.manager.schedule_all(due))
-
-
-def _complain_all(answers: dict[Component, ManagerError | None]) -> set[Component]:
-    """Log each refusal; return the workers that were refused."""
-    refused = {each: answer for each, answer in answers.items() if answer is not None}
-    for component, error in refused.items():
-        _complain(component, error)
-    return set(refused)
+    return log_refusals(site.manager.schedule_all(due))
 
 
 def _change_incidents(site: Site, intents: Sequence[Intent]) -> bool:
@@ -162,7 +153,7 @@ def _hold(site: Site, intents: Sequence[do.Hold]) -> None:
         try:
             site.holds.hold(each.component, each.why)
         except OSError as error:  # a full disk: it is retried; without a hold the worker starts
-            _complain(each.component, error)
+            log_error(error, component=each.component.component_id)
 
 
 def _release(site: Site, intents: Sequence[do.Release]) -> set[Component]:
@@ -172,7 +163,7 @@ def _release(site: Site, intents: Sequence[do.Release]) -> set[Component]:
         try:
             site.holds.release(each.component)
         except OSError as error:
-            _complain(each.component, error)
+            log_error(error, component=each.component.component_id)
             kept.add(each.component)
     return kept
 
@@ -241,7 +232,7 @@ def _blame_jobs(site: Site, intents: Sequence[do.BlameJobs]) -> None:
                     site.journal.write_blame(component, each, back)
             note_blame(site, each)
         except StoreError as error:
-            _complain(each.component, error)
+            log_error(error, component=each.component.component_id)
 
 
 def _spool(site: Site, intents: Sequence[do.Spool]) -> tuple[set[str], set[Component]]:
@@ -253,16 +244,10 @@ def _spool(site: Site, intents: Sequence[do.Spool]) -> tuple[set[str], set[Compo
             site.spool.write(each.entry)
         except StoreError as error:
             if each.component not in kept.values():  # it may have a hundred
-                _complain(each.component, error)
+                log_error(error, component=each.component.component_id)
             kept[each.entry.death.run] = each.component
     workers = list(kept.values())
     return set(kept), {each for each in set(workers) if workers.count(each) >= MAX_REPORTS}
-
-
-def _stop(site: Site, units: Sequence[str]) -> None:
-    for unit, error in site.manager.queue_all(stop=units).items():
-        if error is not None:
-            _complain(unit, error)
 
 
 def _mask(site: Site, components: Sequence[Component]) -> set[Component]:
@@ -279,11 +264,11 @@ def _mask(site: Site, components: Sequence[Component]) -> set[Component]:
             try:
                 site.manager.mask([component.unit])
             except Refused as error:
-                _complain(component, error)
+                log_error(error, component=component.component_id)
                 refused.add(component)
     units = [each.unit for each in components if each not in refused]
     shown = site.manager.show(units, ("ActiveState", "Job"))
-    _stop(
+    stop_all(
         site,
         [unit for unit in units if shown[unit]["ActiveState"] in RUNNING or shown[unit]["Job"]],
     )
@@ -296,7 +281,7 @@ def _resume(site: Site, intents: Sequence[do.Resume]) -> set[Component]:
         site.holds.begin_resume(each.component)
     wanted = {each.component.unit: each.component for each in intents if each.start}
     answers = site.manager.queue_all(start=wanted)
-    refused = _complain_all({each: answers[unit] for unit, each in wanted.items()})
+    refused = log_refusals({each: answers[unit] for unit, each in wanted.items()})
     done = [each.component for each in intents if each.component not in refused]
     for component in done:
         site.holds.end_resume(component)
@@ -306,94 +291,6 @@ def _resume(site: Site, intents: Sequence[do.Resume]) -> set[Component]:
             names = [each.component_id for each in done]
             site.ledger.note(names, "resume", "nomarr-controller", "its pause was over")
     return refused
-
-
-def _take_turns(site: Site, intents: Sequence[do.TakeTurn]) -> set[Component]:
-    """Take turns; return the workers that got none: another host was faster, or the store is away.
-    They are retried, at the latest after the longest backoff: then restarts do not wait for a store
-    that is away."""
-    refused = {}
-    for component in (each.component for each in intents):
-        pool = site.config.pool_of(component)
-        wait_s = 1.0
-        try:
-            if site.turns.take(component, round(pool.health.startup_timeout_s * 1000) + GRACE_MS):
-                site.in_turn.add(component)
-                continue
-        except StoreError as error:
-            _complain(component, error)
-            site.forget_store()
-            wait_s = site.config.find_rules(component).backoff_max_s
-        refused[component] = monotonic_ms() + round(wait_s * 1000)
-    if refused:
-        _complain_all(site.manager.schedule_all(refused))
-    return set(refused)
-
-
-def _give_turns(site: Site, intents: Sequence[do.GiveTurn]) -> None:
-    for each in intents:
-        try:
-            site.turns.give(each.component)
-        except StoreError as error:
-            _complain(each.component, error)  # it ends by itself
-        site.in_turn.discard(each.component)
-
-
-def _start(
-    site: Site, intents: Sequence[do.Start], timers: Sequence[str]
-) -> tuple[set[Component], set[Component]]:
-    """Start units, then stop the timers, in the same trip. If it is a while since systemd was
-    asked, as with many deaths at once, ask again: a person may have stopped one meanwhile.
-
-    Return the workers whose start was refused, and those that are no longer wanted.
-    """
-    if not intents:
-        _stop(site, timers)
-        return set(), set()
-    is_fresh = monotonic_ms() - site.observed_ms < FRESH_MS
-    unwanted = set() if is_fresh else _find_unwanted(site, intents)
-    wanted = {each.component.unit: each.component for each in intents}
-    wanted = {unit: each for unit, each in wanted.items() if each not in unwanted}
-    answers = site.manager.queue_all(start=wanted, stop=timers)
-    refused = _complain_all({each: answers[unit] for unit, each in wanted.items()})
-    site.started |= dict.fromkeys(set(wanted.values()) - refused, monotonic_ms())
-    return refused, unwanted
-
-
-def _find_unwanted(site: Site, intents: Sequence[do.Start]) -> set[Component]:
-    """Return the workers that are no longer as they were observed, or no longer wanted."""
-    units = [each.component.unit for each in intents]
-    wanted = [each.component.wanted_unit for each in intents]
-    states = site.manager.show([*units, *wanted], ("ActiveState", "Job"))
-    # Those that are down and wanted may have been started since, and have failed again.
-    shown = site.manager.show(units, ("InvocationID",))
-    unsure = []
-    for each in intents:
-        unit, wish = states[each.component.unit], states[each.component.wanted_unit]
-        is_down = unit["ActiveState"] in ("failed", "inactive") and not unit["Job"]
-        is_same = shown[each.component.unit]["InvocationID"] == each.run
-        if not is_down or not is_same or wish["ActiveState"] != "active" or wish["Job"]:
-            unsure.append(each)
-    return _find_unwanted_among(site, unsure)
-
-
-def _find_unwanted_among(site: Site, intents: Sequence[do.Start]) -> set[Component]:
-    """Return the same, by all facts: to show each takes systemd a while."""
-    questions: dict[str, Sequence[str]] = {}
-    for each in intents:
-        questions[each.component.unit] = UNIT_FACTS
-        questions[each.component.wanted_unit] = WANTED_FACTS
-    shown = site.manager.show_each(questions)
-    unwanted = set()
-    for each in intents:
-        unit, wanted = shown[each.component.unit], shown[each.component.wanted_unit]
-        is_same = unit["ActiveState"] in ("failed", "inactive") and each.run in (
-            unit["InvocationID"],
-            find_run(unit, wanted),
-        )
-        if not is_same or not is_wanted(wanted):
-            unwanted.add(each.component)
-    return unwanted
 
 
 def _note(
@@ -445,7 +342,7 @@ def _tell_mask(site: Site, component: Component) -> None:
     try:
         records = site.ledger.account(component.component_id).records
     except StoreError as error:
-        _complain(component, error)
+        log_error(error, component=component.component_id)
         return
     for record in [each for each in records if each.action == "fail"][-1:]:
         site.journal.write_decision(component, record, "systemd accepts its mask now")

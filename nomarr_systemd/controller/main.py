@@ -37,7 +37,7 @@ from nomarr_systemd.core.world import Outcome, World
 from nomarr_systemd.host import clock
 from nomarr_systemd.host.configuration import read_applied
 from nomarr_systemd.host.layout import Paths
-from nomarr_systemd.host.log import ERROR, keep_in, log
+from nomarr_systemd.host.log import ERROR, keep_in, log, log_error
 from nomarr_systemd.host.program_options import PLACES, parse_options
 from nomarr_systemd.systemd.journal_socket import JournalSocket
 from nomarr_systemd.systemd.manager import SOON, SUPERVISOR, Manager, monotonic_ms
@@ -359,7 +359,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             _stay(paths)
         return 0
     except NomarrError as error:
-        log(ERROR, str(error), hint=error.hint)
+        log_error(error)
         return error.exit_status
     except Exception as error:  # what is owed is in files and the ledger: systemd starts it again
         log(ERROR, "unexpected error", fault=_describe(error))

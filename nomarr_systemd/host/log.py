@@ -106,6 +106,11 @@ def log(priority: int, message: str, /, **fields: object) -> None:
     _output.write(priority, " ".join(parts))
 
 
+def log_error(error: Exception, **fields: object) -> None:
+    """Write what an error says, and its hint."""
+    log(ERROR, str(error), **fields, hint=getattr(error, "hint", ""))
+
+
 class RateLimit:
     """Writes at most ``burst`` lines at once and one more each ``every_s``; a line that follows
     has the number of those that were left out."""
