@@ -23,17 +23,15 @@ from nomarr_systemd.core.errors import (
 )
 from nomarr_systemd.core.text import clean
 from nomarr_systemd.host.files import locked
-from nomarr_systemd.host.log import CRITICAL, log
 from nomarr_systemd.host.machine import free_bytes
-from nomarr_systemd.store.sqlite import persistence
-from nomarr_systemd.store.sqlite.beside import COMPANIONS, check_private, create, read_note
+from nomarr_systemd.store.sqlite import persistence, setting_aside
+from nomarr_systemd.store.sqlite.beside import check_private, create
 from nomarr_systemd.store.sqlite.precedence import FileLock
 
 APPLICATION_ID: Final = 0x6E6F6D72  # "nomr", so that no other program's file is taken for ours
 
 _BUSY = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_PROTOCOL")
 _CORRUPT = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
-_STAMP: Final = re.compile(r"\d{8}T\d{6}Z(?:-\d{1,4})?\n")
 # Nothing is computed for it. A condition, or an index, may take hours, and nothing interrupts that.
 _PLAIN_TABLE: Final = re.compile(r"CREATE TABLE [^()]+\([^()]*\)")
 # What an index of any version is on: fields of the documents.
@@ -210,60 +208,12 @@ class SqliteFile:
         self.run(_checkpoint)
 
     def set_aside(self, why: str) -> None:
-        """Rename the corrupt file and its companions; the next statement begins a new one.
-
-        A note is written first: after a kill, the next process that opens the file finishes the
-        renaming, and no file is ever opened without its log. The note holds only a time stamp: no
-        name is read from a file.
-        """
+        """Rename the corrupt file and its companions; the next statement begins a new one."""
         with self._lock():
             if _identify(self.path) == self._identity:
-                stamp = moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-                number = 1
-                while os.path.lexists(self._aside(stamp)):
-                    number += 1
-                    stamp = f"{moment}-{number}"
-                try:
-                    with open(self._note, "x", encoding="ascii") as file:
-                        file.write(f"{stamp}\n")
-                        file.flush()
-                        os.fsync(file.fileno())
-                    self._finish_setting_aside(why)
-                except OSError as error:
-                    raise StoreUnavailable(
-                        f"{self.path} is corrupt ({why}) and cannot be set aside: {error.strerror}",
-                        hint=f"move {self.path}* away by hand",
-                    ) from error
+                setting_aside.begin(self.path, why)
             # Not before: when SQLite closes a file that is still at its path, it deletes the log.
             self.close()
-
-    @property
-    def _note(self) -> str:
-        return f"{self.path}.setting-aside"
-
-    def _aside(self, stamp: str) -> str:
-        return f"{self.path}.corrupt-{stamp}"
-
-    def _finish_setting_aside(self, why: str = "found earlier") -> None:
-        """Finish the renaming that the note names; call it with the lock, any number of times."""
-        try:
-            note = read_note(self._note)
-        except FileNotFoundError:
-            return  # another process was faster
-        if not _STAMP.fullmatch(note):
-            os.unlink(self._note)  # cut short by a kill: nothing had been renamed yet
-            return
-        aside = self._aside(note.strip())
-        # The database last: a new one must never get the old one's write-ahead log.
-        for companion in COMPANIONS:
-            with contextlib.suppress(FileNotFoundError):
-                os.rename(self.path + companion, aside + companion)
-        os.unlink(self._note)
-        log(
-            CRITICAL,
-            f"{self.path} is corrupt ({why}). It was set aside as {aside} and a new, empty one"
-            " begun. Masks in systemd still hold; restart counts begin again.",
-        )
 
     def _run_once(self, statement: Statement[T]) -> T:
         db = self._db or self._open()
@@ -282,9 +232,9 @@ class SqliteFile:
                 os.makedirs(directory, 0o750, exist_ok=True)
                 if self._private:
                     check_private(self.path)  # another user may have made it first
-            if os.path.lexists(self._note):
+            if setting_aside.is_begun(self.path):
                 with self._lock():
-                    self._finish_setting_aside()
+                    setting_aside.finish(self.path)
             create(self.path)
         except OSError as error:
             raise StoreUnavailable(
