@@ -266,12 +266,12 @@ def _mask(site: Site, components: Sequence[Component]) -> set[Component]:
             except Refused as error:
                 log_error(error, component=component.component_id)
                 refused.add(component)
-    units = [each.unit for each in components if each not in refused]
-    shown = site.manager.show(units, ("ActiveState", "Job"))
-    stop_all(
-        site,
-        [unit for unit in units if shown[unit]["ActiveState"] in RUNNING or shown[unit]["Job"]],
-    )
+    masked = {each.unit: each for each in components if each not in refused}
+    shown = site.manager.show(list(masked), ("ActiveState", "Job"))
+    for unit, each in masked.items():
+        if shown[unit]["ActiveState"] in RUNNING or shown[unit]["Job"]:
+            # Both: systemd 257 does not pass on the stop of a unit that is masked.
+            stop_all(site, [unit, each.wanted_unit])
     return refused
 
 

@@ -307,13 +307,14 @@ def _give_turns_back(draft: Draft) -> None:
 
 def _is_starting(draft: Draft, name: str) -> bool:
     """Return True if a start was requested and its result is not known yet. A worker that is held,
-    or waits for a unit that it needs, is not starting."""
+    or waits for a timer or for a unit that it needs, is not starting."""
     worker = draft.workers.get(name)
     if worker is None:
         return False
     unit = worker.unit
     was_started = (
         unit.state == "failed"
+        and unit.timer != "waiting"
         and not draft.holds[name]
         and any(
             each.effect == "started" and each.kind != DEPENDENCY.kind

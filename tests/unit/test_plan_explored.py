@@ -69,6 +69,21 @@ def test_every_world_that_can_be_reached(workers: int, rules: Rules, turns: int)
     assert visited >= MOST
 
 
+def test_a_restart_that_waits_for_its_timer_keeps_no_turn() -> None:
+    """Its start failed while the ledger was away: then it was scheduled, blindly."""
+    machine = model.make_machine(1, 1)
+    for event in ("die 0", "lack 0", "", "fail start 0", "away", "", "sound", ""):
+        if event in ("away", "sound"):
+            machine = machine._replace(ledger=event)
+        elif event:
+            machine = dict(model.happenings(machine))[event]
+        else:
+            machine = model.run_pass(machine, AT_ONCE)
+            model.check_settled(machine, AT_ONCE)
+    assert machine.workers[0].due_ms > 0
+    assert not machine.turns
+
+
 class PlanMachine(RuleBasedStateMachine):
     """Long ways at random, also without a ledger."""
 
