@@ -42,7 +42,8 @@ USER: Final = "somebody"
 PLACE: Final = f"/home/{USER}/nomarr"
 # What asks systemd and reads its answers; JSON and SQLite as this Python has them.
 ROOTS: Final = (
-    *("systemd/argv", "systemd/deaths", "systemd/demo", "systemd/hook", "systemd/json"),
+    *("systemd/argv", "systemd/controller", "systemd/deaths", "systemd/demo", "systemd/hook"),
+    "systemd/json",
     *("systemd/lab", "systemd/manager", "systemd/operator_day", "systemd/plain_user"),
     *("systemd/units", "systemd/why", "unit/config", "unit/json_bounds"),
     *("unit/toml_lines", "store/contract_values", "process/supervisor_jobs"),

@@ -43,7 +43,7 @@ from nomarr_systemd.core.ids import Component
 from nomarr_systemd.core.intents import Intent
 from nomarr_systemd.core.named_tuple import NamedTuple
 from nomarr_systemd.core.plan import is_blamed
-from nomarr_systemd.core.world import RUNNING, Outcome
+from nomarr_systemd.core.world import Outcome
 from nomarr_systemd.host import clock
 from nomarr_systemd.host.log import ERROR, log, log_error
 from nomarr_systemd.systemd.manager import monotonic_ms
@@ -268,10 +268,12 @@ def _mask(site: Site, components: Sequence[Component]) -> set[Component]:
                 refused.add(component)
     masked = {each.unit: each for each in components if each not in refused}
     shown = site.manager.show(list(masked), ("ActiveState", "Job"))
+    stops = []
     for unit, each in masked.items():
-        if shown[unit]["ActiveState"] in RUNNING or shown[unit]["Job"]:
-            # Both: systemd 257 does not pass on the stop of a unit that is masked.
-            stop_all(site, [unit, each.wanted_unit])
+        if shown[unit]["ActiveState"] != "failed" or shown[unit]["Job"]:
+            # Both: systemd 257 drops the start job of a unit that is masked, and stops nothing.
+            stops += [unit, each.wanted_unit]
+    stop_all(site, stops)
     return refused
 
 
