@@ -338,8 +338,10 @@ def test_a_mask_stops_what_was_started_meanwhile(lab: Lab) -> None:
     assert records_of(lab) == [], "that it ended is no failure"
 
 
-def test_a_mask_of_what_waits_to_start_leaves_no_job(lab: Lab) -> None:
-    """Nor a record of an end, nor one when it is unmasked."""
+@pytest.mark.parametrize("gone", [False, True], ids=["waiting", "gone"])
+def test_a_mask_of_what_waits_to_start_leaves_no_job(lab: Lab, gone: bool) -> None:
+    """Nor a record of an end, nor one when it is unmasked. Once a unit is masked it waits for
+    nothing, so that systemd itself may end the job before anybody looks."""
     install(lab)
     lab.write_unit("slow.service", "[Service]\nType=oneshot\nExecStart=/bin/sleep 1000\n")
     waits = "[Unit]\nWants=slow.service\nAfter=slow.service\n"
@@ -347,6 +349,8 @@ def test_a_mask_of_what_waits_to_start_leaves_no_job(lab: Lab) -> None:
     lab.reload()
     lab.systemctl("start", "--no-block", "nomarr-worker@tag-0.service")
     lab.wait_for(lambda: lab.get("tag-0", "Job"), what="its start job waits")
+    if gone:
+        lab.systemctl("cancel")
     lab.run([sys.executable, "-c", MASK, str(CHECKOUT), lab.paths.runtime, lab.paths.state])
     assert lab.get("tag-0", "LoadState") == "masked"
     lab.wait_for(lambda: not lab.get("tag-0", "Job"), what="the job is gone")
