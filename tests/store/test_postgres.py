@@ -25,9 +25,9 @@ from nomarr_systemd.store.postgresql import statements
 from nomarr_systemd.store.postgresql.store import PostgresStore
 from nomarr_systemd.store.protocol import DOMAINS, POLICY_LEDGER, Domain
 from tests.support.places import DATABASE, Place
-from tests.support.postgres import ADMIN, PASSWORD, Postgres, run_postgres
+from tests.support.postgres import ADMIN, PASSWORD, Postgres, give, run_postgres
 from tests.support.racers import RACERS, begin, run_race
-from tests.support.users import NOBODY, open_to_all
+from tests.support.users import open_to_all
 
 SECRET = "of workers"
 OPENED: list[PostgresStore] = []
@@ -287,8 +287,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
             check=True,
             capture_output=True,
         )
-        if os.geteuid() == 0:
-            os.chown(key, NOBODY, NOBODY)
+        give(key)
         key.chmod(0o600)
     open_to_all(directory)
     return directory

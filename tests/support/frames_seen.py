@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -84,7 +85,8 @@ class Subscriber:
     def _run(self) -> None:
         # It keeps up with what is sent, however busy the machine: what a slow subscriber has not
         # taken yet when a supervisor is killed is another matter.
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), -10)
+        with contextlib.suppress(PermissionError):  # a plain user's is as it is
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), -10)
         request = json.dumps({"op": "subscribe", "topics": ["worker:*:frames"]}).encode() + b"\n"
         while not self._ending:
             with self._changed:

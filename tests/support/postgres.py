@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import psycopg2
 import pytest
 
+from tests.support.capabilities import IS_ROOT
 from tests.support.users import NOBODY
 
 ADMIN, PASSWORD = "postgres", "Pässwörd '€\\"
@@ -33,6 +34,14 @@ _SETTINGS = {
     "log_min_messages": "fatal",
     "autovacuum_naptime": "1min",
 }
+_ENVIRONMENT = {"PATH": os.environ["PATH"], "LC_ALL": "C.UTF-8"}
+# It refuses to run as root. Root of a user namespace that has no other users is one in another one.
+if IS_ROOT:
+    _BECOME = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--"]
+elif os.geteuid() == 0:
+    _BECOME = ["unshare", "--user", f"--map-user={NOBODY}", f"--map-group={NOBODY}", "--"]
+else:
+    _BECOME = []
 
 
 class Postgres(NamedTuple):
@@ -88,9 +97,8 @@ class Running:
         """A new cluster; the administrator logs in by password only."""
         secret = self.directory / "password"
         secret.write_text(PASSWORD)
-        if os.geteuid() == 0:
-            for path in (self.directory, secret):
-                os.chown(path, NOBODY, NOBODY)
+        for path in (self.directory, secret):
+            give(path)
         self._run(
             *("initdb", "--pgdata", str(self.data), "--username", ADMIN),
             *("--pwfile", str(secret), "--auth", "scram-sha-256", "--encoding", "UTF8"),
@@ -100,7 +108,8 @@ class Running:
     def start(self, **settings: str) -> None:
         """Start it, and wait until it answers or ends."""
         options = [f"{name}={value}" for name, value in {**_SETTINGS, **settings}.items()]
-        command = [str(programs() / "postgres"), "-D", str(self.data), "-p", str(self.port)]
+        command = [*_BECOME, str(programs() / "postgres")]
+        command += ["-D", str(self.data), "-p", str(self.port)]
         command += ["-k", str(self.directory)]
         log = open(self.directory / "log", "ab")  # noqa: SIM115 (closed below)
         self._process = subprocess.Popen(
@@ -108,7 +117,8 @@ class Running:
             stdout=log,
             stderr=log,
             stdin=subprocess.DEVNULL,
-            **_as_plain_user(),
+            cwd="/",
+            env=_ENVIRONMENT,
         )
         log.close()
         self.wait_ready()
@@ -137,8 +147,7 @@ class Running:
         """A streaming standby of this server, to be started."""
         standby = Running(directory, port)
         directory.mkdir()
-        if os.geteuid() == 0:
-            os.chown(directory, NOBODY, NOBODY)
+        give(directory)
         login = f"host=127.0.0.1 port={self.port} user={ADMIN}"
         self._run(
             *("pg_basebackup", "--pgdata", str(standby.data), "--dbname", login),
@@ -158,10 +167,12 @@ class Running:
         raise AssertionError("the standby does not follow")
 
     def _run(self, program: str, *arguments: str, **environment: str) -> None:
-        here = _as_plain_user()
-        here["env"] = {**here["env"], **environment}
         subprocess.run(
-            [str(programs() / program), *arguments], check=True, capture_output=True, **here
+            [*_BECOME, str(programs() / program), *arguments],
+            check=True,
+            capture_output=True,
+            cwd="/",
+            env=_ENVIRONMENT | environment,
         )
 
 
@@ -184,9 +195,7 @@ def free_port() -> int:
         return int(sock.getsockname()[1])
 
 
-def _as_plain_user() -> dict[str, Any]:
-    """PostgreSQL refuses to run as root."""
-    here: dict[str, Any] = {"cwd": "/", "env": {"PATH": os.environ["PATH"], "LC_ALL": "C.UTF-8"}}
-    if os.geteuid() == 0:
-        here |= {"user": NOBODY, "group": NOBODY, "extra_groups": []}
-    return here
+def give(path: Path) -> None:
+    """Let it be the server's own."""
+    if IS_ROOT:
+        os.chown(path, NOBODY, NOBODY)

@@ -25,6 +25,7 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from nomarr_systemd.demo.lab import LabUnavailable
 from nomarr_systemd.web import server
+from tests.support.capabilities import needs_root
 from tests.support.lab import CHECKOUT, Lab
 from tests.support.web_site import Client, WebSite
 
@@ -228,6 +229,7 @@ def test_no_other_file_is_served(client: Client, path: str) -> None:
     assert client.ask(path)[0] == 404
 
 
+@needs_root
 def test_another_users_client_is_refused(client: Client) -> None:
     """The page of a user is theirs, though every user of the machine can reach the port."""
     asked = ["curl", "--silent", "--max-time", "10", "--write-out", "%{http_code}"]
