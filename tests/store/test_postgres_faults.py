@@ -23,9 +23,16 @@ from nomarr_systemd.store.postgresql import session
 from nomarr_systemd.store.postgresql.store import PostgresStore
 from nomarr_systemd.store.protocol import Domain, Store
 from tests.support.places import DATABASE
-from tests.support.postgres import ADMIN, PASSWORD, Postgres, Running, free_port, run_postgres
+from tests.support.postgres import (
+    ADMIN,
+    PASSWORD,
+    Postgres,
+    Running,
+    free_port,
+    give,
+    run_postgres,
+)
 from tests.support.tcp_proxy import Proxy, run_proxy
-from tests.support.users import NOBODY
 
 TIMEOUT_S = 2.0
 HANGS_S = 20.0  # a call that takes longer waits for something without a deadline
@@ -138,10 +145,11 @@ class TestNetwork:
     ) -> None:
         store = open_at(postgres.port)
         store.insert("meta", {"_key": "a"})
-        end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name"
-        postgres.sql(f"{end} = 'nomarr'")
+        # Until the process is gone: it is a while after the signal.
+        end = "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity"
+        postgres.sql(f"{end} WHERE application_name = 'nomarr'")
         assert store.get("meta", "a")
-        postgres.sql(f"{end} = 'nomarr'")
+        postgres.sql(f"{end} WHERE application_name = 'nomarr'")
         store.insert("meta", {"_key": "b"})  # it is seen before anything is sent
 
     def test_hosts_that_refuse_or_hear_nothing_are_passed_over(
@@ -194,13 +202,12 @@ class TestServer:
         """A real one: the table is on a file system of 2 MiB."""
         small = Path(postgres.directory) / "small"
         small.mkdir()
-        options = f"size=2m,uid={NOBODY},gid={NOBODY},mode=700"
-        done = subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(small)], capture_output=True
-        )
+        mount = ["mount", "-t", "tmpfs", "-o", "size=2m,mode=700", "tmpfs", str(small)]
+        done = subprocess.run(mount, capture_output=True)
         if done.returncode:
             small.rmdir()
             pytest.skip(f"a file system must be mounted: {done.stderr.decode()}")
+        give(small)
         try:
             store = open_at(postgres.port, domain="work")
             store.count("jobs", {})
