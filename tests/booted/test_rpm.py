@@ -44,7 +44,10 @@ def machine(added: Path) -> Iterator[Machine]:
 
 
 def run_rpm(machine: Machine, *arguments: str) -> str:
-    done = machine.run("rpm", "--force-debian", "--nodeps", *arguments)
+    options = ["--force-debian", "--nodeps"]
+    if machine.run("rpm", "--force-debian", "--version", check=False).returncode:
+        options.remove("--force-debian")  # Debian's own, until Debian 12
+    done = machine.run("rpm", *options, *arguments)
     return done.stdout + done.stderr
 
 

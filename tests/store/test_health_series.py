@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -21,8 +23,9 @@ NOW_MS = 1_800_000_000_000 // (10 * DAY_MS) * 10 * DAY_MS
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> SqliteStore:
-    return SqliteStore(str(tmp_path), "work")
+def store(tmp_path: Path) -> Iterator[SqliteStore]:
+    with closing(SqliteStore(str(tmp_path), "work")) as store:
+        yield store
 
 
 def sample(at_ms: int, status: str = "healthy", run: str = "a", name: str = NAME) -> Sample:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 
@@ -48,7 +49,9 @@ def site() -> Iterator[JobSite]:
     except LabUnavailable as error:
         pytest.skip(f"{error} ({error.hint})")
     try:
-        yield JobSite(lab, POLICY, POOLS)
+        site = JobSite(lab, POLICY, POOLS)
+        with closing(site.store):
+            yield site
     finally:
         lab.end()
 
@@ -435,6 +438,7 @@ def test_an_outage_holds_the_pool_until_it_is_over_or_a_person_says_so(lab: Lab)
     for job in ("wait-4", "wait-5", "wait-6"):
         site.touch(f"{job}.go")
         site.wait_for_job("hand", job, "done")
+    site.store.close()
 
 
 def wait_until_held(site: JobSite, pool: str) -> tuple[str, list[str]]:

@@ -11,6 +11,7 @@ import os
 import signal
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -278,12 +279,11 @@ def test_the_long_job_ends_as_if_nothing_had_been(shared: Shared) -> None:
 
 
 def samples(path: Path) -> int:
-    with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as db:
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
         try:
             count: int = db.execute("SELECT count(*) FROM health_history").fetchone()[0]
         except sqlite3.Error:
             return 0
-    db.close()
     return count
 
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -73,7 +74,7 @@ def test_a_ledger_that_was_replaced_meanwhile_is_the_one_written(lab: Lab, packa
     os.rename(path.with_name("restored"), path)
     died = fail(lab)
     assert lab.wait_for_rest() == pid
-    with sqlite3.connect(path) as db:
+    with closing(sqlite3.connect(path)) as db:
         [(body,)] = db.execute(
             "SELECT body FROM worker_restart_policy WHERE body LIKE ?", (f"%{died}%",)
         )

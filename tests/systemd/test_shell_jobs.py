@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -96,7 +97,9 @@ def site() -> Iterator[ShellSite]:
     except LabUnavailable as error:
         pytest.skip(f"{error} ({error.hint})")
     try:
-        yield ShellSite(lab)
+        site = ShellSite(lab)
+        with closing(site.store):
+            yield site
     finally:
         lab.end()
 
