@@ -64,6 +64,7 @@ class RunningWorker:
         else:
             self._fill_the_socket()
         variables: dict[str, str | None] = {
+            "HOME": str(place),
             "PATH": os.environ["PATH"],
             "PYTHONPATH": str(ROOT),
             "NOTIFY_SOCKET": str(place / "notify"),
