@@ -12,6 +12,7 @@ from nomarr_systemd.jobs.stats import GpuHealth, read_gpu
 from nomarr_systemd.store.sqlite.store import SqliteStore
 from nomarr_systemd.worker.gpu_probe import Probe
 from tests.support.running_worker import Start, workers
+from tests.support.waiting import PATIENCE_S, wait_for
 
 PROBE = "nomarr_systemd.worker.gpu_probe:GpuProbe"
 # What it does is in a file, which can be changed while the probe runs.
@@ -65,9 +66,15 @@ def test_a_check_that_hangs_is_killed_with_its_children(check: Check, tmp_path: 
     child = tmp_path / "child"
     check.be(f"trap '' TERM; sleep 1000 & echo $! >{child}; wait")
     assert probe(check, 0.5) == GpuHealth(False, "check did not end within 0.5 s")
-    pid = int(child.read_text())
-    state = Path(f"/proc/{pid}/stat")
-    assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
+    state = Path(f"/proc/{int(child.read_text())}/stat")
+
+    def is_gone() -> bool:
+        try:
+            return state.read_text().rpartition(")")[2].split()[0] == "Z"
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+
+    wait_for(is_gone, PATIENCE_S, "the child is killed")
 
 
 def test_the_worker_writes_what_it_finds(start: Start, check: Check, tmp_path: Path) -> None:

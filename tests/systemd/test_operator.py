@@ -205,6 +205,7 @@ def test_a_hold_that_cannot_be_read_keeps_only_its_worker_down(site: Installatio
 
 def test_a_store_that_is_away_keeps_nobody_from_pausing(site: Installation) -> None:
     site.bring_up(1)
+    site.wait_until_reconciled()  # else that one makes the file again
     (site.state / "ledger.db").unlink(missing_ok=True)
     (site.state / "ledger.db").mkdir()
     done = site.ctl("pause")

@@ -81,6 +81,7 @@ def test_a_file_that_was_applied_by_its_name_need_not_be_named_again(site: Insta
 
 def test_a_mistake_in_the_file_and_a_store_that_is_broken(site: Installation) -> None:
     site.bring_up(1)
+    site.wait_until_reconciled()  # else that one makes the file again
     (site.state / "ledger.db").unlink(missing_ok=True)
     (site.state / "ledger.db").mkdir()
     site.configure(1, more="watchdog = 3\n")
