@@ -17,6 +17,7 @@ from typing import Final
 import pytest
 
 from nomarr_systemd.demo.lab import LabUnavailable, go_where_a_lab_can_be
+from tests.support.capabilities import IS_ROOT
 
 # The longest modules begin first, beside each other; then the longest tiers: at the end there are
 # only short ones left to share.
@@ -29,6 +30,13 @@ LONGEST: Final = (
 TIERS: Final = ("booted", "systemd", "store", "process", "unit")
 CPU_MINUTES: Final = 19  # of a whole run, nearly
 MOST_FAILURES: Final = 40  # more have one cause
+_FIRST: Final = (
+    "The first run makes clean Debian systems in /var/tmp/nomarr-trees, which takes minutes more."
+)
+_PLAIN: Final = (
+    "You are a plain user: what boots a machine, or needs root or other users, is skipped (s), and"
+    " named at the end. Root runs that, too."
+)
 FAILED: Final = Path(".pytest_cache/v/cache/lastfailed")
 HANG_S: Final = 900  # no test takes so long, not even on a busy machine
 
@@ -73,9 +81,8 @@ def choose_all() -> list[str]:
     print(
         f"Every test of the tiers {tiers}, in {processes} processes beside each other, and lint:"
         f" about {round(CPU_MINUTES / cores) + 1} minutes on {cores} idle cores. Their number comes"
-        " next, then a dot for each test and the percentage done; failures are told at the end."
-        " The first run makes clean Debian systems in /var/tmp/nomarr-trees, which takes minutes"
-        " more.",
+        " next, then a dot for each test and the percentage done; failures are told at the end. "
+        + (_FIRST if IS_ROOT else _PLAIN),
         flush=True,
     )
     # A module's tests share a machine or a server, so they stay together, in this order. Files, not
