@@ -46,13 +46,14 @@ ROOTS: Final = (
     "systemd/json",
     *("systemd/lab", "systemd/manager", "systemd/operator_day", "systemd/plain_user"),
     *("systemd/units", "systemd/why", "unit/config", "unit/json_bounds"),
-    *("unit/toml_lines", "store/contract_values", "process/supervisor_jobs"),
+    *("unit/named_tuple", "unit/toml_lines", "store/contract_values", "store/health_series"),
+    "process/supervisor_jobs",
 )
 # What a plain user can do as root can, and what only a plain user meets.
 USERS: Final = (
     *("systemd/deaths", "systemd/demo", "systemd/hook", "systemd/lab", "systemd/manager"),
-    *("systemd/plain_user", "systemd/sandbox", "systemd/why", "process/supervisor_jobs"),
-    "process/cli_jobs",
+    *("systemd/plain_user", "systemd/sandbox", "systemd/supervisor_kills", "systemd/why"),
+    *("process/cli_jobs", "process/gpu_probe", "process/supervisor_jobs", "process/tagger"),
 )
 # What enters the machine stays in a cgroup outside of it; what its systemd starts does not.
 IN_A_UNIT: Final = (
