@@ -20,8 +20,9 @@ from nomarr_systemd.host.log import ERROR, log
 from nomarr_systemd.host.machine import host_of
 from nomarr_systemd.ledger.incidents import IncidentStore
 from nomarr_systemd.ledger.ledger import Ledger, room_for
-from nomarr_systemd.ledger.publisher import Publisher, open_policy_store
+from nomarr_systemd.ledger.publisher import Publisher
 from nomarr_systemd.ledger.spool import Spool
+from nomarr_systemd.store.open import open_policy_store
 from nomarr_systemd.store.protocol import Store
 from nomarr_systemd.systemd.journal import Journal
 from nomarr_systemd.systemd.manager import Manager

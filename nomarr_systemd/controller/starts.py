@@ -16,7 +16,7 @@ from nomarr_systemd.systemd.manager import monotonic_ms
 from nomarr_systemd.systemd.stop_intent import UNIT_FACTS, WANTED_FACTS, find_run, is_wanted
 from nomarr_systemd.systemd.systemctl import ManagerError
 
-FRESH_MS: Final = 50
+FRESH_MS: Final = 50  # for so long what systemd has said is taken for the present
 GRACE_MS: Final = 10_000  # that a turn lasts longer than a start may take
 
 
@@ -43,6 +43,7 @@ def take_turns(site: Site, intents: Sequence[do.TakeTurn]) -> set[Component]:
 
 
 def give_turns(site: Site, intents: Sequence[do.GiveTurn]) -> None:
+    """Give turns back, for others."""
     for each in intents:
         try:
             site.turns.give(each.component)
@@ -109,6 +110,7 @@ def _find_unwanted_among(site: Site, intents: Sequence[do.Start]) -> set[Compone
 
 
 def stop_all(site: Site, units: Sequence[str]) -> None:
+    """Stop units, in one trip; log what is refused."""
     for unit, error in site.manager.queue_all(stop=units).items():
         if error is not None:
             log_error(error, unit=unit)

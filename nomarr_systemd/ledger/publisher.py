@@ -11,7 +11,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from time import gmtime, strftime
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from nomarr_systemd.core.errors import BadName, NomarrError, StoreError, StoreUnavailable
 from nomarr_systemd.core.ids import parse_component
@@ -23,11 +23,7 @@ from nomarr_systemd.host.files import locked, remove
 from nomarr_systemd.host.log import ERROR, log
 from nomarr_systemd.ledger import past_records
 from nomarr_systemd.ledger.public import INCIDENTS, MAX_BYTES, RECORDS, SUFFIX, list_past, read_past
-from nomarr_systemd.store.open import open_store
-from nomarr_systemd.store.protocol import PAST_RECORDS, POLICY_LEDGER, Doc, Store, encode
-
-if TYPE_CHECKING:
-    from nomarr_systemd.config.values import StoreSettings
+from nomarr_systemd.store.protocol import PAST_RECORDS, POLICY_LEDGER, Doc, encode
 
 PATIENCE_S: Final = 2.0
 # What needs no quoting in a unit's file.
@@ -308,15 +304,3 @@ def _overwrite(path: str, content: bytes) -> bool:
 
 def _open_private(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-
-
-def open_policy_store(settings: StoreSettings, publisher: Publisher) -> Store:
-    """The policy domain's store, which has its ledger published."""
-    return open_store(
-        settings.url,
-        "policy",
-        password_file=settings.password_file,
-        ca_file=settings.ca_file,
-        copies=settings.copies,
-        publisher=publisher,
-    )

@@ -28,6 +28,18 @@ _DRIVERS: Final[dict[type[ServerUrl], tuple[str, str]]] = {
 }
 
 
+def open_policy_store(settings: StoreSettings, publisher: Publisher) -> Store:
+    """Return the policy domain's store, which has its ledger published."""
+    return open_store(
+        settings.url,
+        "policy",
+        password_file=settings.password_file,
+        ca_file=settings.ca_file,
+        copies=settings.copies,
+        publisher=publisher,
+    )
+
+
 def open_work_store(settings: StoreSettings, *, most: int = MOST_FOUND) -> Store:
     """Return the work domain's store; on a server it is opened as ``work_user``, never as the
     ledger's user, whose password workers must not hold. ``most`` bytes are read at once."""

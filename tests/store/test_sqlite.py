@@ -19,8 +19,8 @@ from nomarr_systemd.core.errors import (
     StoreRefused,
     StoreUnavailable,
 )
-from nomarr_systemd.ledger.publisher import Publisher, open_policy_store
-from nomarr_systemd.store.open import open_store
+from nomarr_systemd.ledger.publisher import Publisher
+from nomarr_systemd.store.open import open_policy_store, open_store
 from nomarr_systemd.store.protocol import POLICY_LEDGER, walk
 from nomarr_systemd.store.sqlite.store import SqliteStore
 
