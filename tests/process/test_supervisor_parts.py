@@ -332,14 +332,19 @@ input()
 while log_module._output._kept:
     flush()
 log(WARNING, "back")
+while log_module._output._kept:
+    flush()
 """
     ours, theirs = socket.socketpair()
-    with subprocess.Popen(
-        [sys.executable, "-c", code],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=theirs.fileno(),
-    ) as child:
+    with (
+        subprocess.Popen(
+            [sys.executable, "-c", code],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=theirs.fileno(),
+        ) as child,
+        ours,
+    ):
         assert child.stdin
         assert child.stdout
         theirs.close()
@@ -354,9 +359,8 @@ log(WARNING, "back")
         ours.settimeout(PATIENCE_S)
         child.stdin.write(b"\n")
         child.stdin.flush()
-        while b"back" not in read:
-            read += ours.recv(1 << 20)
-    ours.close()
+        while piece := ours.recv(1 << 20):  # until it ends
+            read += piece
     *lines, last = read.decode().splitlines()
     written = [int(line.rpartition("n=")[2]) for line in lines]
     assert len(written) == at_once + 1000, "so many lines are kept"

@@ -149,8 +149,9 @@ class Installation:
 
         def look() -> bool:
             triggered = self.lab.get("nomarr-reconcile.timer", "LastTriggerUSec")
-            state = self.lab.get("nomarr-reconcile.service", "ActiveState")
-            return triggered not in ("", "0", "n/a") and state == "inactive"
+            shown = self.lab.show("nomarr-reconcile.service", "ActiveState", "Job")
+            idle = shown["ActiveState"] == "inactive" and not shown["Job"]
+            return triggered not in ("", "0", "n/a") and idle
 
         self.lab.wait_for(look, what="the reconciler has looked")
 

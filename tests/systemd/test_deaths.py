@@ -150,7 +150,7 @@ def test_a_stopped_supervisor_holds_its_workers(lab: Lab) -> None:
     lab.install(f'[pool.tag]\ncommand = ["{program}"]\nwatchdog_s = 3600\n')
     lab.systemctl("start", "nomarr-controller.socket", "nomarr-supervisor.service")
     lab.start("tag-0")
-    lab.wait_until("nomarr-reconcile.service", "inactive")
+    lab.systemctl("start", "nomarr-reconcile.service")
     died = lab.get("tag-0", "InvocationID")
     lab.systemctl("stop", "nomarr-supervisor.service")
     lab.wait_until("tag-0", "failed")
