@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from nomarr_systemd.core import policy, window
 from nomarr_systemd.core.death import Death
-from nomarr_systemd.core.ledger_record import DECISIONS, EFFECTS, Record, with_effect
+from nomarr_systemd.core.ledger_record import DECISIONS, EFFECTS, Record, action_of, with_effect
 from nomarr_systemd.core.named_tuple import NamedTuple
 from nomarr_systemd.core.policy import Decision, Evidence, History, Rules, decide
 from nomarr_systemd.core.text import one_line
@@ -361,29 +361,27 @@ def _count(account: Account, record: Record, *, overtaken: bool = False) -> Acco
     # A restart that waits for room in the window is counted there from when it is due.
     cooling = record.window_used >= record.window_limit > 0
     begun = record.due if cooling else record.moment
-    counted = account._replace(
+    newest: dict[str, Any] = {}
+    if not overtaken:
+        newest = {
+            "last_restart_wall_ms": record.wall_ms,
+            "failed_at_wall_ms": None,
+            "failure_reason": None,
+            "last_due": record.due,
+        }
+    return account._replace(
         restart_count=account.restart_count + 1,
         total_restarts=account.total_restarts + 1,
         k=account.k + 1,
         window=window.put_in(account.window, record.invocation, begun, RING),
-    )
-    if overtaken:
-        return counted
-    return counted._replace(
-        last_restart_wall_ms=record.wall_ms,
-        failed_at_wall_ms=None,
-        failure_reason=None,
-        last_due=record.due,
+        **newest,
     )
 
 
 def _settle(account: Account, actions: Sequence[str]) -> Account:
     """Mark decisions of these kinds as done: a person acted, or the worker ran again."""
-    rows = []
-    for row in account.rows:
-        if "|done|" not in row:
-            record = Record.read(row)
-            if record.action in actions and record.effect != "done":
-                row = with_effect(row, "done")
-        rows.append(row)
+    rows = [
+        row if "|done|" in row or action_of(row) not in actions else with_effect(row, "done")
+        for row in account.rows
+    ]
     return account._replace(rows=rows)

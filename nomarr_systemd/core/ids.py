@@ -7,6 +7,7 @@ A worker has one identity in three spellings: ``worker:tag:0`` (frames, store, c
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from nomarr_systemd.core.errors import BadName
 from nomarr_systemd.core.named_tuple import NamedTuple
@@ -57,6 +58,7 @@ class Component(NamedTuple):
         return self.component_id
 
 
+@lru_cache(2 * (MAX_INDEX + 1))
 def parse_component(text: str) -> Component:
     """Return the component that ``text`` names in any of the three spellings; BadName if none."""
     if text.startswith("worker:"):

@@ -6,6 +6,7 @@ New fields go last: what a newer version has added is left out when read and kep
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import call
 from typing import Final, cast
 
 from nomarr_systemd.core.death import Death, Reason, name_signal, reason_for
@@ -48,13 +49,7 @@ class Record(NamedTuple):
     @classmethod
     def read(cls, row: str) -> Record:
         """Make a Record of a row of the document; fields of a newer version are ignored."""
-        texts = row.split("|")
-        return cls(
-            *(
-                parse(text)  # type: ignore[arg-type]  # in the order of the fields
-                for parse, text in zip(_PARSERS, texts, strict=False)
-            )
-        )
+        return cls(*map(call, _PARSERS, row.split("|")))  # type: ignore[arg-type]
 
     def write(self) -> str:
         return "|".join(["" if value is None else str(value) for value in self])
@@ -109,8 +104,15 @@ _PARSERS: Final[tuple[Callable[[str], object], ...]] = (
 )
 
 
+_ACTION, _EFFECT = Record._fields.index("action"), Record._fields.index("effect")
+
+
+def action_of(row: str) -> str:
+    return row.split("|", _ACTION + 1)[_ACTION]
+
+
 def with_effect(row: str, effect: str) -> str:
     """Return the row with another effect; fields of a newer version stay."""
     fields = row.split("|")
-    fields[Record._fields.index("effect")] = effect
+    fields[_EFFECT] = effect
     return "|".join(fields)

@@ -226,7 +226,7 @@ class Ledger:
         """Apply ``change`` to the account as it is at the moment of writing."""
         component = parse_component(component_id).component_id
         key = self._key(component)
-        ends_ms = host_clock.now().boottime_ms + _PATIENCE_MS
+        ends_ms = None
         for _ in range(_TRIES):
             doc = self._store.get(POLICY_LEDGER, key)
             before = self._read(doc, component) if doc else Account(component, self._host)
@@ -243,7 +243,9 @@ class Ledger:
                 else:
                     self._store.insert(POLICY_LEDGER, new)
             except (KeyExists, StaleRevision):
-                if host_clock.now().boottime_ms > ends_ms:
+                now_ms = host_clock.now().boottime_ms
+                ends_ms = ends_ms or now_ms + _PATIENCE_MS
+                if now_ms > ends_ms:
                     break
                 continue
             return result

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Literal, Protocol
 
 from nomarr_systemd.core.errors import BadDocument, StoreUnavailable
-from nomarr_systemd.core.json import DECODER, is_deep
+from nomarr_systemd.core.json import DECODER, is_deep, may_be_deep
 from nomarr_systemd.core.named_tuple import NamedTuple
 
 Doc = dict[str, Any]
@@ -268,7 +268,7 @@ def encode(doc: Doc) -> str:
     except (TypeError, ValueError, RecursionError) as error:
         raise BadDocument(f"document {doc.get('_key', '')!r:.80} is not JSON: {error}") from error
     # Python 3.11 cannot write what is nested thousands deep, 3.13 can; neither may be relied upon.
-    if text.count("[") + text.count("{") > MAX_DEPTH and is_deep(body, MAX_DEPTH):
+    if may_be_deep(text, MAX_DEPTH) and is_deep(body, MAX_DEPTH):
         raise BadDocument(f"{doc.get('_key', '')!r:.80} is nested deeper than {MAX_DEPTH} levels")
     return text
 
@@ -285,7 +285,7 @@ def decode(text: object, depth: int = MAX_DEPTH) -> Doc:
         raise ValueError("it is nested too deeply") from error
     if not isinstance(doc, dict):
         raise ValueError("it is not an object")
-    if text.count("[") + text.count("{") > depth and is_deep(doc, depth):
+    if may_be_deep(text, depth) and is_deep(doc, depth):
         raise ValueError("it is nested too deeply")
     if "\\" in text and _SURROGATE.search(text):  # half of a pair cannot be encoded
         json.dumps(doc, ensure_ascii=False).encode()
