@@ -361,20 +361,19 @@ def _count(account: Account, record: Record, *, overtaken: bool = False) -> Acco
     # A restart that waits for room in the window is counted there from when it is due.
     cooling = record.window_used >= record.window_limit > 0
     begun = record.due if cooling else record.moment
-    newest: dict[str, Any] = {}
-    if not overtaken:
-        newest = {
-            "last_restart_wall_ms": record.wall_ms,
-            "failed_at_wall_ms": None,
-            "failure_reason": None,
-            "last_due": record.due,
-        }
-    return account._replace(
+    counted = account._replace(
         restart_count=account.restart_count + 1,
         total_restarts=account.total_restarts + 1,
         k=account.k + 1,
         window=window.put_in(account.window, record.invocation, begun, RING),
-        **newest,
+    )
+    if overtaken:
+        return counted
+    return counted._replace(
+        last_restart_wall_ms=record.wall_ms,
+        failed_at_wall_ms=None,
+        failure_reason=None,
+        last_due=record.due,
     )
 
 

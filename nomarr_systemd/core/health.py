@@ -89,6 +89,7 @@ DECISION: Final[Mapping[str, str]] = {
 }
 
 _NOTHING: Final[tuple[Transition, ...]] = ()
+_FRESH: Final = State("")[5:]  # all that a healthy frame resets
 _new: Final = tuple.__new__
 
 
@@ -99,7 +100,7 @@ def step(
     status, kind = state.status, event.kind
     if kind == status == "healthy":
         # Most frames: what _become_healthy returns, in half the time.
-        stays = (state[0], kind, now, 0, state.stopping, False, False, None, None, 0.0, 0, "")
+        stays = (state.component_id, status, now, 0, state.stopping) + _FRESH  # noqa: RUF005 (faster)
         return _new(State, stays), _NOTHING
     cell = TABLE[status].get(kind)
     if cell is None:

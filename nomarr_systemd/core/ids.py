@@ -58,7 +58,7 @@ class Component(NamedTuple):
         return self.component_id
 
 
-@lru_cache(2 * (MAX_INDEX + 1))
+@lru_cache(2 * (MAX_INDEX + 1))  # each worker in two spellings
 def parse_component(text: str) -> Component:
     """Return the component that ``text`` names in any of the three spellings; BadName if none."""
     if text.startswith("worker:"):

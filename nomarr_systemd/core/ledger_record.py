@@ -108,6 +108,7 @@ _ACTION, _EFFECT = Record._fields.index("action"), Record._fields.index("effect"
 
 
 def action_of(row: str) -> str:
+    """Return the action of a row, without reading its other fields."""
     return row.split("|", _ACTION + 1)[_ACTION]
 
 
