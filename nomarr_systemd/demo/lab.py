@@ -235,7 +235,9 @@ class Lab:
         script = _JOIN + _MOUNT + _NAME + _BECOME
         unshare = ("unshare", *self._namespaces, "--", "sh", "-c", script, "sh")
         program = f"{SYSTEMD}/systemd-journald"
-        self._journald = self._start_program("journald", *unshare, program, LAB_NAME=self.name)
+        # Unless told so, it writes to the kernel's log, and that to the machine's console.
+        more = {"LAB_NAME": self.name, "SYSTEMD_LOG_TARGET": "console"}
+        self._journald = self._start_program("journald", *unshare, program, **more)
         self._start_manager()
 
     def _start_manager(self) -> None:
