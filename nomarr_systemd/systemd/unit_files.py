@@ -4,6 +4,7 @@ writes it. The caller has systemd read it (daemon-reload).
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -314,6 +315,7 @@ def _render_hook_slices(pool: Pool, *, user: bool) -> dict[str, str]:
     return found
 
 
+@functools.cache  # apply renders three times, and a template is compiled at its first use
 def _templates() -> Environment:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined  # heavy: for apply only
 
