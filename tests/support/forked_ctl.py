@@ -28,6 +28,11 @@ CHECKOUT: Final = Path(__file__).parents[2]
 _START: Final = "from tests.support.forked_ctl import serve; serve()"
 _ENVIRONMENT: Final = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
 _NOT_IMPORTED: Final = ("demo",)
+# What most calls of a command import only when they need it.
+_IMPORTED_LATE: Final = (
+    *("jinja2", "nomarr_systemd.cli.status_table", "nomarr_systemd.config.file"),
+    "nomarr_systemd.store.sqlite.store",
+)
 
 
 def run(
@@ -86,6 +91,8 @@ def serve() -> None:
     for name, verb in cli.VERBS.items():
         if name not in _NOT_IMPORTED:
             import_module(verb.module)
+    for name in _IMPORTED_LATE:
+        import_module(name)
     gc.freeze()
     parent = socket.socket(fileno=os.dup(0))
     asked = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
