@@ -52,9 +52,7 @@ def test_a_mask_and_its_reason_stay(machine: Machine) -> None:
     machine.wait_until_running("loop-0")
     account = machine.account("loop-0")
     assert (account.restart_count, account.failure_reason) == (0, None)
-    machine.wait_for(
-        lambda: machine.status("loop-0")["health"] == "healthy", "its health is judged again"
-    )
+    machine.wait_until_healthy("loop-0")  # it is judged again
 
 
 @pytest.mark.parametrize(("pool", "backoff_s"), [("patient", 60), ("due", 1)])

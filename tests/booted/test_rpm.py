@@ -100,7 +100,7 @@ def test_install_upgrade_erase(machine: Machine, rpm: Path) -> None:
     assert machine.get("nomarr-supervisor.service", "MainPID") not in (supervisor, "0")  # %postun
     assert machine.run("find", packages.LIBEXEC, "-name", "*.pyc").stdout
     assert "steady" in machine.path("/etc/nomarr/nomarr.toml").read_text()
-    machine.wait_for(lambda: machine.status("steady-0")["health"] == "healthy", "it is healthy")
+    machine.wait_until_healthy("steady-0")
 
     assert machine.get(WEB, "MainPID") not in (page, "0")
     assert '"instance":"steady-0"' in ask_page(machine, "/api/workers")

@@ -172,7 +172,7 @@ def test_pipes_of_another_user_hang_no_worker(machine: Machine) -> None:
         return [path.read_text() for path in found]
 
     machine.wait_for(lambda: any('"heard"' in note for note in notes()), "the song is heard")
-    machine.wait_for(lambda: machine.status("folder-0")["health"] == "healthy", "it is healthy")
+    machine.wait_until_healthy("folder-0")
     assert "/srv/music/song" in notes()[0]
 
 

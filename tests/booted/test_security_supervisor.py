@@ -90,12 +90,7 @@ def running(machine: Machine) -> None:
     machine.run("usermod", "--append", "--groups=nomarr-view", "anna")
     machine.apply(CONFIG)
     machine.wait_until_running("tag-0", "own-0")
-    for name in ("tag-0", "own-0"):
-        wait_until_healthy(machine, name)
-
-
-def wait_until_healthy(machine: Machine, name: str) -> None:
-    machine.wait_for(lambda: machine.status(name)["health"] == "healthy", f"{name} is healthy")
+    machine.wait_until_healthy("tag-0", "own-0")
 
 
 def run_as(
@@ -195,7 +190,7 @@ def test_a_lost_socket_is_replaced_at_a_restart(machine: Machine) -> None:
     machine.run("rm", LIVE)
     machine.run("ln", "-s", "/run/systemd/private", LIVE)
     machine.systemctl("restart", SUPERVISOR)
-    wait_until_healthy(machine, "tag-0")
+    machine.wait_until_healthy("tag-0")
     facts = machine.run("stat", "--format=%F %A %U:%G", LIVE).stdout.strip()
     assert facts == "socket srw-rw---- root:nomarr-view"
     assert [machine.get(name, "InvocationID") for name in ("tag-0", "own-0")] == runs
@@ -217,13 +212,8 @@ def test_the_supervisors_absence_is_an_excuse_once(machine: Machine) -> None:
     for _ in range(2):
         run = machine.get("tag-0", "InvocationID")
         machine.systemctl("kill", "--signal=KILL", SUPERVISOR)
-        machine.wait_for(
-            lambda: (
-                machine.get(SUPERVISOR, "ActiveState") == "active"
-                and machine.status("tag-0")["health"] == "healthy"
-            ),
-            "it is back",
-        )
+        machine.wait_for(lambda: machine.get(SUPERVISOR, "ActiveState") == "active", "it is back")
+        machine.wait_until_healthy("tag-0")
         machine.kill("tag-0", "TERM")  # it leaves with 75
         machine.wait_until_running("tag-0", after=run)
         record = machine.account("tag-0").find(run)
@@ -251,4 +241,4 @@ def test_a_supervisor_that_lies_fails_no_pool(machine: Machine) -> None:
         machine.run("rm", "-r", place)
         machine.systemctl("daemon-reload")
         machine.systemctl("restart", SUPERVISOR)
-    wait_until_healthy(machine, "tag-0")
+    machine.wait_until_healthy("tag-0")

@@ -59,11 +59,8 @@ def test_workers_and_supervisor_run_as_their_user(machine: Machine) -> None:
     for name in (PYTHON, SHELL):
         assert user_of(machine, name) == "nomarr"
     assert user_of(machine, "nomarr-supervisor.service") == "nomarr-supervisor"
+    machine.wait_until_healthy(PYTHON, SHELL)
     for name in (PYTHON, SHELL):
-        machine.wait_for(
-            lambda name=name: machine.status(name)["health"] == "healthy",  # type: ignore[misc]
-            f"{name} is healthy",
-        )
         assert machine.status(name)["active"] == "active"
     # The line that a worker says about itself; after a crash, with its restarts.
     assert "Status: " in machine.systemctl("status", unit_of(PYTHON))
