@@ -36,7 +36,7 @@ startup_timeout_s = 86_400  # it writes no frames
 """
 # Takes what is free on the ledger's disk, in every directory that it can write, as soon as it is.
 FILL = """\
-import os, select, socket
+import itertools, os, select, socket
 notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
 notify.connect(os.environ["NOTIFY_SOCKET"].replace("@", "\\0"))
 notify.send(b"READY=1")
@@ -49,15 +49,19 @@ roots = ["/var", "/var/lib/nomarr/work", "/etc", "/opt", "/srv", "/home", "/run"
 places = [place for root in roots for place, _, _ in os.walk(root) if is_open(place)]
 files = [open(f"{place}/.fill", "ab", buffering=0) for place in places]
 print("fills", *places, flush=True)
-while True:
-    for file in files:
-        size = 1 << 20
+zeros = memoryview(bytes(1 << 20))
+left = -1
+for turn in itertools.count():
+    for file in files if os.statvfs("/var/lib").f_bfree != left else ():
+        size = len(zeros)
         while size:
             try:
-                file.write(bytes(size))
+                file.write(zeros[:size])
             except OSError:
                 size //= 2
-    notify.send(b"WATCHDOG=1")
+    left = os.statvfs("/var/lib").f_bfree
+    if not turn % 1000:
+        notify.send(b"WATCHDOG=1")
     select.select([], [], [], 0.001)
 """
 READ = """\
