@@ -80,7 +80,7 @@ class Machine:
         _check_capabilities()
         _sweep()
         # The owner's pid is in it, so that a later machine can sweep up after a killed one.
-        self._name = f"{_PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
+        self._name = f"{_ours()}{os.getpid()}-{secrets.token_hex(4)}"
         self.directory = os.path.join(tempfile.gettempdir(), self._name)
         os.makedirs(f"{self.directory}/disk", 0o700)
         self.leader = 0  # the pid here of its PID 1
@@ -349,13 +349,20 @@ def unit_of(name: str) -> str:
 
 
 def _sweep() -> None:
-    """End and remove machines whose owners were killed."""
-    for name in os.listdir(tempfile.gettempdir()):
-        owner = name.removeprefix(_PREFIX).partition("-")[0]
-        if name.startswith(_PREFIX) and not _runs(owner):
-            for parent in cgroup.find_hierarchies():
+    """End and remove machines whose owners were killed. Their cgroups name them: a directory in
+    the owner's memory is gone, and the machine runs on."""
+    parents = cgroup.find_hierarchies()
+    for name in {name for place in (tempfile.gettempdir(), *parents) for name in os.listdir(place)}:
+        owner = name.removeprefix(_ours()).partition("-")[0]
+        if name.startswith(_ours()) and not _runs(owner):
+            for parent in parents:
                 _remove_cgroup(f"{parent}/{name}")
             shutil.rmtree(os.path.join(tempfile.gettempdir(), name), ignore_errors=True)
+
+
+def _ours() -> str:
+    """How names begin in this pid namespace: a container may see the cgroups of its host."""
+    return f"{_PREFIX}{os.stat('/proc/self/ns/pid').st_ino}-"
 
 
 def _runs(pid: str) -> bool:
