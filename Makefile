@@ -1,5 +1,5 @@
 # Each target sets up what it needs, from a fresh clone. PYTHON may name another interpreter >= 3.11.
-# Debian's own is first: the packages run with it, and others, as pyenv builds them, take half as long again.
+# Debian's own is first: the packages run with it, and one that pyenv built takes 1.2 to 1.4 times as long.
 PYTHON ?= $(shell /usr/bin/python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo /usr/bin/)python3
 VENV   := .venv
 BIN    := $(VENV)/bin
