@@ -70,20 +70,24 @@ class Claims:
             after = page[-1]["_key"]
         return []
 
-    def end_and_take(self, key: str, end: End, most: int) -> tuple[bool, list[Doc]]:
-        """``end`` and ``take_batch``, in one commit where that is possible. After a lost answer ask
-        ``in_hand`` before more is taken: the jobs of a run are done in the order of their keys."""
+    def end_and_take(
+        self, key: str, end: End, most: int, rest: Sequence[Doc] = ()
+    ) -> tuple[bool, list[Doc]]:
+        """``end``; then ``keep`` of ``rest``, or ``take_batch`` if none is left: in one commit
+        where that is possible. After a lost answer ask ``in_hand`` before more is taken: the jobs
+        of a run are done in the order of their keys."""
         if self.store.can_hold and key in self._held:
             try:
                 with self.store.batch():
                     self._end_held(key, end)
-                    found = self._take_held(most)
+                    left = self.keep(rest)
+                    found = [] if left else self._take_held(most)
             except (KeyExists, StaleRevision):
                 self._held.pop(key, None)  # it was settled, or another job has a claim already
             else:
                 del self._held[key]
-                return True, self._remember(found)
-        return self.end(key, end), self.take_batch(most)
+                return True, left or self._remember(found)
+        return self.end(key, end), self.keep(rest) or self.take_batch(most)
 
     def _take_held(self, most: int) -> list[tuple[Doc, str]]:
         """In a batch: claim and begin the first jobs that no other worker holds; returns them with
@@ -108,9 +112,12 @@ class Claims:
         self._held |= {doc["_key"]: (doc, claim_rev) for doc, claim_rev in found}
         return [doc for doc, _ in found]
 
-    def has(self, key: str) -> bool:
-        """Return True if this run still has a job of its batch: it may have been settled."""
-        return job.is_in_hand(self.store.get(JOBS, key), self.owner.invocation)
+    def keep(self, rest: Sequence[Doc]) -> list[Doc]:
+        """The jobs of a batch from the first on that this run still has: they may be settled."""
+        for number, doc in enumerate(rest):
+            if job.is_in_hand(self.store.get(JOBS, doc["_key"]), self.owner.invocation):
+                return list(rest[number:])
+        return []
 
     def put_back(self, keys: Sequence[str]) -> None:
         """Put jobs of a batch that were not begun back into the queue, uncounted."""

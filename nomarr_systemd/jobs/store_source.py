@@ -82,16 +82,10 @@ class StoreJobs:
             found = claims.in_hand()
             self._is_unsure = False
             return found or claims.take_batch(self._claim_batch)
-        if self._waiting:
-            self._record(claims)
-            left = self._waiting
-            while left and not claims.has(left[0]["_key"]):
-                left = left[1:]
-            if left:
-                return left
         if self._unrecorded is None:
-            return claims.take_batch(self._claim_batch)
-        is_ours, found = claims.end_and_take(*self._unrecorded, self._claim_batch)
+            return claims.keep(self._waiting) or claims.take_batch(self._claim_batch)
+        key, end = self._unrecorded
+        is_ours, found = claims.end_and_take(key, end, self._claim_batch, self._waiting)
         self._mark_recorded(is_ours=is_ours)
         return found
 

@@ -27,33 +27,31 @@ from tests.bench.timing import compare, repeat, report
 from tests.support.places import DATABASE, Place, dump_place
 from tests.support.postgres import ADMIN, Postgres, run_postgres
 
-JOBS = 300  # in a round
-ROUNDS = 7
+JOBS = 1024  # in a race: many batches for each worker, so that its end counts for little
+ROUNDS = 5
 WORKERS = (1, 2, 4, 8)
 BATCHES = (1, 16)
 COMMITS = 50
 FEW, MANY = 100, 1_000_000
 LOOKS = 200
 
-# At each line of input it does jobs until there are none, as the worker's runtime does.
+# At each line of input, the size of a batch, it does jobs until there are none, as the worker's
+# runtime does.
 WORKER = """
 import os, sys
 from nomarr_systemd.core.job import Owner
 from nomarr_systemd.jobs.claims import Claims, End
 from tests.support.places import load_place
 owner = Owner("worker:tag:0", os.urandom(16).hex())
-claims, batch = Claims(load_place(sys.argv[1]).open("work"), "tag", owner), int(sys.argv[2])
+claims = Claims(load_place(sys.argv[1]).open("work"), "tag", owner)
 claims.take_batch(1)
 print("ready", flush=True)
 for line in sys.stdin:
+    batch = int(line)
     done, jobs = 0, claims.take_batch(batch)
     while jobs:
         key, done = jobs.pop(0)["_key"], done + 1
-        if jobs:
-            claims.end(key, End("done"))
-            assert claims.has(jobs[0]["_key"])
-        else:
-            _, jobs = claims.end_and_take(key, End("done"), batch)
+        _, jobs = claims.end_and_take(key, End("done"), batch, jobs)
     print(done, flush=True)
 """
 
@@ -66,8 +64,8 @@ def fill(store: Store, number: int, start: int = 0) -> None:
 class Crew:
     """Workers on one store, of which some do the jobs of a round."""
 
-    def __init__(self, place: Place, size: int, batch: int) -> None:
-        command = [sys.executable, "-c", WORKER, dump_place(place), str(batch)]
+    def __init__(self, place: Place, size: int) -> None:
+        command = [sys.executable, "-c", WORKER, dump_place(place)]
         self._children = [
             subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
@@ -78,13 +76,13 @@ class Crew:
             if self._hear(each) != "ready":
                 raise RuntimeError("a worker did not start")
 
-    def race(self, workers: int, jobs: int) -> float:
+    def race(self, workers: int, batch: int, jobs: int) -> float:
         """Seconds until the queue is empty."""
         chosen = self._children[:workers]
         started = time.perf_counter()
         for each in chosen:
             if each.stdin is not None:
-                each.stdin.write("go\n")
+                each.stdin.write(f"{batch}\n")
         done = [int(self._hear(each)) for each in chosen]
         taken = time.perf_counter() - started
         if sum(done) != jobs:
@@ -136,38 +134,41 @@ Begin = Callable[[], contextlib.AbstractContextManager[tuple[Place, Callable[[],
 
 
 def measure_queue(name: str, begin: Begin, jobs: int = JOBS, rounds: int = ROUNDS) -> None:
-    """Rounds of all numbers of workers in turn, each beside bare commits: so a busy moment of the
-    machine or its disk hits all of them. Medians."""
-    for batch in BATCHES:
-        costs: dict[int, list[float]] = {workers: [] for workers in WORKERS}
-        rates: dict[int, list[float]] = {workers: [] for workers in WORKERS}
-        floors = []
-        with (
-            begin() as (place, commit),
-            contextlib.closing(place.open("work")) as store,
-            contextlib.closing(Crew(place, max(WORKERS), batch)) as crew,
-        ):
-            for number in range(rounds * len(WORKERS)):
-                workers = WORKERS[number % len(WORKERS)]
-                fill(store, jobs, number * jobs)
-                (before,) = compare([commit], COMMITS)
-                seconds = crew.race(workers, jobs) / jobs
-                (after,) = compare([commit], COMMITS)
-                floors.append((before + after) / 2)
-                costs[workers].append(seconds / floors[-1])
-                rates[workers].append(1 / seconds)
-        alone = statistics.median(rates[1])
-        for workers in WORKERS:
-            rate = statistics.median(rates[workers])
-            report(
-                f"{name}: {workers} workers, claim_batch {batch}",
-                f"{rate:.0f} jobs/s",
-                f"{statistics.median(costs[workers]):.2f} bare commits each;"
-                f" {rate / alone:.2f} of one worker's rate, bar 1",
-            )
+    """Rounds of all sizes of batches and numbers of workers in turn, each beside bare commits: a
+    busy moment of the machine or its disk hits all of them. Medians, of ratios within a round."""
+    cases = [(batch, workers) for batch in BATCHES for workers in WORKERS]
+    costs: dict[tuple[int, int], list[float]] = {case: [] for case in cases}
+    rates: dict[tuple[int, int], list[float]] = {case: [] for case in cases}
+    floors = []
+    with (
+        begin() as (place, commit),
+        contextlib.closing(place.open("work")) as store,
+        contextlib.closing(Crew(place, max(WORKERS))) as crew,
+    ):
+        for number in range(rounds * len(cases)):
+            batch, workers = case = cases[number % len(cases)]
+            fill(store, jobs, number * jobs)
+            (before,) = compare([commit], COMMITS)
+            seconds = crew.race(workers, batch, jobs) / jobs
+            (after,) = compare([commit], COMMITS)
+            floors.append((before + after) / 2)
+            costs[case].append(seconds / floors[-1])
+            rates[case].append(1 / seconds)
+    for batch, workers in cases:
+        rate, cost = (statistics.median(each[batch, workers]) for each in (rates, costs))
+        alone = relate(rates[batch, workers], rates[batch, 1])
+        singly = relate(rates[batch, workers], rates[1, workers])
         report(
-            f"  to one bare durable commit of {name}", f"{statistics.median(floors) * 1e3:.2f} ms"
+            f"{name}: {workers} workers, claim_batch {batch}",
+            f"{rate:.0f} jobs/s",
+            f"{cost:.2f} bare commits each; {alone:.2f} of one worker's rate, bar 1"
+            + (f"; {singly:.2f} of claim_batch 1, bar 1" if batch > 1 else ""),
         )
+    report(f"  to one bare durable commit of {name}", f"{statistics.median(floors) * 1e3:.2f} ms")
+
+
+def relate(rates: list[float], others: list[float]) -> float:
+    return statistics.median(ours / theirs for ours, theirs in zip(rates, others, strict=True))
 
 
 def measure() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -76,6 +77,8 @@ def test_each_job_is_one_commit_and_the_order_is_that_of_keys(
         done.append(take(source))
     assert done == [*PATHS, None]
     assert seen.count("COMMIT") == len(PATHS)
+    kinds = "".join({"BEGIN IMMEDIATE": "(", "COMMIT": ")"}.get(each, ".") for each in seen)
+    assert re.fullmatch(r"(\(\.+\))+", kinds)  # nothing is read or written outside of them
     assert queue.count(store, "tag")["done"] == len(PATHS)
     assert {doc["attempts"] for doc in jobs(store).values()} == {1}
     assert store.find(CLAIMS) == []

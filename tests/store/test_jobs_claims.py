@@ -163,10 +163,7 @@ def test_a_pool_fails_while_its_workers_take_jobs(place: Place, store: Store) ->
             begun.wait()
             while docs:
                 key = docs.pop(0)["_key"]
-                if docs:
-                    ours = claims.end(key, End("done"))
-                else:
-                    ours, docs = claims.end_and_take(key, End("done"), 2)
+                ours, docs = claims.end_and_take(key, End("done"), 2, docs)
                 done[number] += [key] if ours else []
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(len(done))]

@@ -64,10 +64,7 @@ def work(claims: Claims, marks: str, batch: int, out: int) -> None:
         end = End("error", error={"type": "E", "message": "e"}) if BROKEN in path else End("done")
         os.close(fd)
         try:
-            if docs:
-                claims.end(key, end)
-            else:
-                _, docs = claims.end_and_take(key, end, batch)
+            _, docs = claims.end_and_take(key, end, batch, docs)
         except StoreUnavailable:
             finish(claims, key, end)
             docs = []  # what it has taken all the same is found in hand
