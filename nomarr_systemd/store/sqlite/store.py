@@ -294,7 +294,7 @@ def _schema(domain: Domain) -> Iterator[str]:
 def _indexes(domain: Domain) -> Iterator[str]:
     for name, indexes in DOMAINS[domain]:
         for fields in indexes:
-            if name == POLICY_LEDGER and fields == ("host",):
+            if name in (POLICY_LEDGER, "worker_claims") and fields == ("host",):
                 continue  # all are of one host, and each write would parse its document four times
             columns = ", ".join([*map(_column, fields), "key"])
             yield f'CREATE INDEX "{name}_by_{"_".join(fields)}" ON "{name}"({columns})'
