@@ -26,6 +26,7 @@ from nomarr_systemd.host.files import locked
 from nomarr_systemd.host.machine import free_bytes
 from nomarr_systemd.store.sqlite import persistence, setting_aside
 from nomarr_systemd.store.sqlite.beside import check_private, create
+from nomarr_systemd.store.sqlite.log import Log
 from nomarr_systemd.store.sqlite.precedence import FileLock
 
 APPLICATION_ID: Final = 0x6E6F6D72  # "nomr", so that no other program's file is taken for ours
@@ -85,6 +86,7 @@ class SqliteFile:
         self._transacting = False
         self._precedence = None if private else FileLock(f"{path}.next")
         self._turn = None if private else FileLock(f"{path}.turn")
+        self._log = None if private else Log(path)
 
     @property
     def in_transaction(self) -> bool:
@@ -150,6 +152,7 @@ class SqliteFile:
             self._transacting = False
             if self._turn is not None:
                 self._turn.leave()
+        self._sync()  # while others have their turn
 
     def _begin(self) -> None:
         """Begin a transaction; before all other processes, if it has waited for long."""
@@ -183,9 +186,9 @@ class SqliteFile:
             self._db = None
             if self._private:
                 persistence.end(self._identity)
-        for lock in (self._precedence, self._turn):
-            if lock is not None:
-                lock.close()
+        for each in (self._precedence, self._turn, self._log):
+            if each is not None:
+                each.close()
 
     def keep_room(self, wanted: int) -> None:
         """Have ``wanted`` bytes in the file and in its log that commits can use while the disk is
@@ -217,11 +220,24 @@ class SqliteFile:
 
     def _run_once(self, statement: Statement[T]) -> T:
         db = self._db or self._open()
+        changes = db.total_changes
         result = statement(db)
+        if not db.in_transaction and db.total_changes != changes:
+            self._sync()
         # What was read from or written to a file that is no longer in its place does not count.
         if not db.in_transaction and _identify(self.path) != self._identity:
             raise _Moved
         return result
+
+    def _sync(self) -> None:
+        """Wait until what was committed is durable, if SQLite has not."""
+        if self._log is None:
+            return
+        try:
+            self._log.sync()
+        except StoreUnavailable:
+            self.close()
+            raise
 
     def _open(self) -> sqlite3.Connection:
         try:
@@ -257,8 +273,10 @@ class SqliteFile:
                 with self._lock():
                     self._make_schema(db)
             self._make_indexes(db)
-            db.execute("PRAGMA synchronous = FULL")
-            if self._private:
+            if self._log is not None:
+                self._log.open(db)
+            else:
+                db.execute("PRAGMA synchronous = FULL")
                 self._need_no_room(db)
         except sqlite3.Error as error:
             # A corrupt file is closed after it was set aside, not before.
