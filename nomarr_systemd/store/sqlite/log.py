@@ -2,9 +2,8 @@
 
 SQLite would wait for the disk inside the transaction, while no other process can begin one. Here
 it is told not to (synchronous=NORMAL), and the process waits after its commit and its turn: others
-commit in this time, and one write to the disk serves all that wait. What comes later in the log is
-never durable without what comes before it. So a process that has read the commit of another, and
-waits for its own transaction, has both.
+commit in this time. What comes later in the log is never durable without what comes before it. So a
+process that has read the commit of another, and waits for its own transaction, has both.
 """
 
 from __future__ import annotations
