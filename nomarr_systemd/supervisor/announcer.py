@@ -30,8 +30,6 @@ class Announcer:
 
     def tell_frames(self, worker: Worker, frames: Sequence[Frame]) -> None:
         """Publish frames at once: a kill of the supervisor loses those of one read at most."""
-        if not self._subscribers.connections:
-            return
         topic = frames_topic(worker.component_id)
         if self._subscribers.want(topic):
             lines = [frame.line.decode() for frame in frames]

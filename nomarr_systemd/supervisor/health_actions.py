@@ -5,7 +5,7 @@ systemd whether it agrees.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from functools import partial
 
 from nomarr_systemd.core.death import LABELS
@@ -37,7 +37,7 @@ class HealthActions:
         self._announcer = announcer
         self._rate = RateLimit()
 
-    def follow(self, worker: Worker, transitions: Iterable[Transition]) -> None:
+    def follow(self, worker: Worker, transitions: Sequence[Transition]) -> None:
         for _, old, new, context in transitions:
             fields = {"component": worker.component_id, "was": old}
             if new == "dead":
@@ -48,7 +48,9 @@ class HealthActions:
             self._rate.log(INFO if new != "failed" else NOTICE, f"is {new}", **fields)
             if new == "unhealthy" and worker.state.misses:
                 self._ask_systemd(worker)
-        self._deadlines.arm(worker)
+        # While a worker stays healthy, its deadline moves later only, and its timer finds that.
+        if transitions or worker.armed is None or worker.state.status != "healthy":
+            self._deadlines.arm(worker)
 
     def check_for_frames(self, worker: Worker, invocation: str) -> None:
         """If a run has not sent a frame yet, ask systemd about it."""

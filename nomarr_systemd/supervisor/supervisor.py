@@ -258,8 +258,9 @@ class Supervisor:
             worker.frame, worker.rules.stall_timeout_s
         )
         worker.disagreement = disagreement.HUNG if is_stalled else ""
-        self.announcer.tell_frames(worker, frames)
-        self.store_tasks.queue_topics.take_frames(worker)
+        if self.subscribers.connections:
+            self.announcer.tell_frames(worker, frames)
+            self.store_tasks.queue_topics.take_frames(worker)
 
     def _drain(self, worker: Worker) -> list[Frame]:
         """Decode what is in the pipe now."""

@@ -272,16 +272,17 @@ def split_frames(
 
 
 class Deadlines:
-    """One timer per worker for the next deadline of its health.
+    """The next deadline of each worker's health.
 
-    A deadline that moved later is found when the timer fires, so that a frame does not cost a heap
-    operation. Deadlines that are close to each other share the later moment, so that 2,000 workers
-    do not cost a wakeup each.
+    A deadline that moved later is found when its timer fires, so that a frame does not set one.
+    Deadlines that are close to each other share the later moment and its timer, so that 2,000
+    workers do not cost a wakeup each.
     """
 
     def __init__(self, loop: Loop, on_due: Callable[[Worker], None]) -> None:
         self._loop = loop
         self._on_due = on_due
+        self._armed: dict[float, list[Worker]] = {}  # by moment
 
     def arm(self, worker: Worker) -> None:
         due = deadline(worker.state, worker.rules)
@@ -290,14 +291,18 @@ class Deadlines:
         due += -due % min(_GRAIN_S, worker.rules.staleness_interval_s / 20)
         if worker.armed is None or due < worker.armed:
             worker.armed = due
-            self._loop.at(due, partial(self._fire, worker, due))
+            if due not in self._armed:
+                self._armed[due] = []
+                self._loop.at(due, partial(self._fire, due))
+            self._armed[due].append(worker)
 
-    def _fire(self, worker: Worker, when: float) -> None:
-        if worker.armed != when:
-            return  # an earlier timer replaced this one, or the worker was removed
-        worker.armed = None
-        due = deadline(worker.state, worker.rules)
-        if due is not None and due <= self._loop.now:
-            self._on_due(worker)
-        else:
-            self.arm(worker)
+    def _fire(self, when: float) -> None:
+        for worker in self._armed.pop(when):
+            if worker.armed != when:
+                continue  # it has an earlier deadline, or was removed
+            worker.armed = None
+            due = deadline(worker.state, worker.rules)
+            if due is not None and due <= self._loop.now:
+                self._on_due(worker)
+            else:
+                self.arm(worker)

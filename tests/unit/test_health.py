@@ -425,3 +425,15 @@ def test_deadlines_are_what_ticks_wait_for(
     for moment in (now, now + 1, now + 100, now + 1000):
         if due is None or moment < due:
             assert step(state, TICK, moment, rules) == (state, ())
+
+
+@given(histories, rule_sets, gaps, events)
+def test_the_deadline_of_a_worker_that_stays_healthy_never_comes_earlier(
+    history: list[tuple[float, Event]], rules: HealthRules, gap: float, event: Event
+) -> None:
+    """So the supervisor need not look at it for each frame."""
+    state, now = play([*history, (0, REGISTERED), (0, HEALTHY)], rules, State("worker:tag:0"))
+    after, transitions = step(state, event, now + gap, rules)
+    if after.status == "healthy" and not transitions:
+        before, due = deadline(state, rules), deadline(after, rules)
+        assert due is None or (before is not None and before <= due)
