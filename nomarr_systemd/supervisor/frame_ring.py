@@ -5,7 +5,6 @@ frames hardly differ, so all but the newest are compressed, with the first one a
 
 from __future__ import annotations
 
-import collections
 import zlib
 from collections.abc import Sequence
 from typing import Final
@@ -34,7 +33,7 @@ class FrameRing:
 
     def __init__(self) -> None:
         self._first = b""
-        self._packs: collections.deque[bytes] = collections.deque(maxlen=CAPACITY // _PACK)
+        self._packs: list[bytes] = []  # a deque would take 600 bytes more
         self._recent: list[bytes] = []
 
     def add(self, lines: Sequence[bytes], at_ms: int, invocation: str) -> None:
@@ -43,9 +42,9 @@ class FrameRing:
         recent.extend([stamp + line for line in lines[-CAPACITY:]])
         while len(recent) >= _PACK:
             self._packs.append(self._pack(b"\n".join(recent[:_PACK])))
-            del recent[:_PACK]
+            del recent[:_PACK], self._packs[: -CAPACITY // _PACK]
             while sum(map(len, self._packs)) > MAX_PACKED:
-                self._packs.popleft()
+                del self._packs[0]
 
     def frames(self) -> list[Received]:
         found: list[bytes] = []
