@@ -17,14 +17,16 @@ from nomarr_systemd.core.text import escape, spell
 
 Path = tuple[str | int, ...]
 
-_SPACE = re.compile(r"(?:[ \t\n]|#[^\n]*)*+")
-_KEY = re.compile(r"""[A-Za-z0-9_-]++|"(?:[^"\\]|\\.)*+"|'[^']*+'""")
+# No possessive quantifier after a group with branches: Python 3.11.2, which Debian 12 has, gets it
+# wrong.
+_SPACE = re.compile(r"(?:[ \t\n]|#[^\n]*)*")
+_KEY = re.compile(r"""[A-Za-z0-9_-]++|"(?:[^"\\]|\\.)*"|'[^']*+'""")
 _BETWEEN_KEYS = re.compile(r"[ \t]*+(\.?)[ \t]*+")
 _ASSIGN = re.compile(r"[ \t]*+=")
 _SCALAR = re.compile(
-    r'"""(?:[^"\\]|\\.|"{1,2}(?!"))*+"{3,5}'
-    r"|'''(?:[^']|'{1,2}(?!'))*+'{3,5}"
-    r'|"(?:[^"\\]|\\.)*+"'
+    r'"""(?:[^"\\]|\\.|"{1,2}(?!"))*"{3,5}'
+    r"|'''(?:[^']|'{1,2}(?!'))*'{3,5}"
+    r'|"(?:[^"\\]|\\.)*"'
     r"|'[^']*+'"
     # a number, true or false, a date; between date and time a blank is allowed
     r"|[^\s,\]}#]++(?:[ ][0-9]{2}:[^\s,\]}#]++)?+",
