@@ -4,7 +4,7 @@ It sleeps until a descriptor is ready or a timer is due. In every turn timers fi
 handled, so that unread input is never taken for silence.
 
 Pipes are watched by ``watch_gently``: one that becomes readable is read at once, but if there are
-more than FEW, they are read together, GENTLE_S apart. Two hundred workers then cost four wakeups a
+more than FEW, they are read together, READ_S apart. Two hundred workers then cost a few wakeups a
 second and not eighty.
 """
 
@@ -22,7 +22,8 @@ from collections.abc import Callable, Mapping
 from itertools import count
 from typing import Final
 
-GENTLE_S: Final = 0.25  # between two reads of pipes, while there is something to read each time
+READ_S: Final = 0.5  # between two reads of pipes, while there is something to read each time
+GENTLE_S: Final = 0.25  # READ_S is a multiple of it: deadlines share wakeups with reads
 FEW: Final = 24  # pipes that are read at once: with default frames they cost no more wakeups
 
 Handler = Callable[[int], None]
@@ -72,11 +73,11 @@ class Loop:
             self._first.add(fd)
 
     def watch_gently(self, fd: int, mask: int, handler: Handler) -> None:
-        """Call ``handler(events)`` when ``fd`` is ready, or up to GENTLE_S later."""
+        """Call ``handler(events)`` when ``fd`` is ready, or up to READ_S later."""
         self._gentle.add(fd, mask, handler)
 
     def hurry(self) -> None:
-        """Do not wait for GENTLE_S before the next read: a pipe is filling up."""
+        """Do not wait for READ_S before the next read: a pipe is filling up."""
         self._gentle.hurry()
 
     def change(self, fd: int, mask: int) -> None:
@@ -219,11 +220,10 @@ class _Gentle:
             self._read()
 
     def _pause(self) -> None:
-        """Let input gather until the next multiple of GENTLE_S: deadlines are such multiples, too,
-        and share the wakeup."""
+        """Let input gather until the next multiple of READ_S."""
         self._outer.modify(self._inner.fileno(), 0)
-        when = self._loop.now + GENTLE_S
-        self._loop.at(when - when % GENTLE_S, self._end_pause)
+        when = self._loop.now + READ_S
+        self._loop.at(when - when % READ_S, self._end_pause)
 
     def _end_pause(self) -> None:
         if self._read() and not self._is_hurried:
@@ -238,7 +238,7 @@ class _Gentle:
         for fd, events in ready:
             if fd in self._handlers:
                 self._handlers[fd](events)
-        self._next = 0.0 if self._is_hurried else self._loop.now + GENTLE_S
+        self._next = 0.0 if self._is_hurried else self._loop.now + READ_S
         return bool(ready)
 
 
