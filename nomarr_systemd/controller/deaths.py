@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from nomarr_systemd.controller.reports import ENDED_UNASKED, NOT_BEGUN, Report
+from nomarr_systemd.controller.reports import ENDED_UNASKED, NOT_BEGUN, OVERTAKEN, Report
 from nomarr_systemd.controller.site import Site
 from nomarr_systemd.core.death import EX_TEMPFAIL, Death, classify
 from nomarr_systemd.core.ids import Component, next_start_job
@@ -17,6 +17,7 @@ from nomarr_systemd.systemd.stop_intent import find_run, was_asked_before, was_a
 
 Facts = Mapping[str, str]
 _OWN_SIGNALS: Final = frozenset((-6, -9))  # SIGABRT, SIGKILL: the supervisor knows if it sent them
+_OVERTAKEN: Final = "ended, and was started again before the controller looked"
 _RUNNING: Final = ("active", "activating", "reloading")
 
 
@@ -72,7 +73,7 @@ def _make_death(
         asked = was_asked_to_stop(unit, wanted)
     else:
         asked = was_asked_before((monotonic_ms() - each.age_ms) * 1000, wanted)
-    return classify(
+    death = classify(
         "success" if is_end else each.result,
         each.exit_code,
         each.exit_status,
@@ -84,6 +85,7 @@ def _make_death(
         run_ms=_run_ms(unit) if is_own else None,
         at=now.later(-each.age_ms),
     )
+    return death._replace(line=_OVERTAKEN) if each.result == OVERTAKEN else death
 
 
 def _run_ms(unit: Facts) -> int | None:

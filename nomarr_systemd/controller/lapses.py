@@ -1,7 +1,6 @@
-"""Workers that do not run although they are wanted, and that no hook reports: one that ended well
-and unasked, one that could not be started at all, and one that failed as soon as it was started.
-For each a report is written, as a hook would have: it is booked, carried out and told like every
-other death.
+"""Workers that do not run although they are wanted, other than by a failure that systemd shows: one
+that ended well and unasked, one that could not be started at all, and one that failed as soon as it
+was started. For each a report is written: it is booked, carried out and told like each other death.
 """
 
 from __future__ import annotations
@@ -14,13 +13,7 @@ from nomarr_systemd.controller.reports import ENDED_UNASKED, NOT_BEGUN, Report, 
 from nomarr_systemd.controller.site import Site
 from nomarr_systemd.core.account import Account
 from nomarr_systemd.core.death import exit_words
-from nomarr_systemd.core.ids import (
-    UNIT_PREFIX,
-    UNIT_SUFFIX,
-    WANTED_PREFIX,
-    WANTED_SUFFIX,
-    Component,
-)
+from nomarr_systemd.core.ids import Component
 from nomarr_systemd.systemd.needs import find_lacking
 from nomarr_systemd.systemd.stop_intent import (
     find_run,
@@ -36,16 +29,12 @@ _EXIT_FACTS: Final = ("Result", "ExecMainCode", "ExecMainStatus")
 _CONDITIONS: Final = "its own start conditions, which are not met"
 
 
-def find_down(site: Site) -> set[Component]:
+def find_down(site: Site, idle: Mapping[Component, str]) -> list[Component]:
     """Return the workers whose unit is inactive and whose wanted unit is active."""
-    idle = site.manager.list_units("inactive", f"{UNIT_PREFIX}*{UNIT_SUFFIX}")
-    wanted = set(site.manager.list_units("active", f"{WANTED_PREFIX}*{WANTED_SUFFIX}"))
-    names = set(idle)
-    return {
-        each
-        for each in site.config.components()
-        if each.unit in names and each.wanted_unit in wanted
-    }
+    configured = set(site.config.components())
+    asked = [each for each, state in idle.items() if state == "inactive" and each in configured]
+    shown = site.manager.show([each.wanted_unit for each in asked], ["ActiveState"])
+    return [each for each in asked if shown[each.wanted_unit]["ActiveState"] == "active"]
 
 
 def find_lapses(

@@ -19,10 +19,10 @@ from typing import Final, TypeVar
 
 from nomarr_systemd.controller.act import Done, LedgerUnwritable, act
 from nomarr_systemd.controller.canaries import Canaries, is_watching, observe_canaries
-from nomarr_systemd.controller.observe import find_unheard, observe
+from nomarr_systemd.controller.ended_units import find_failed, find_idle, find_overtaken
+from nomarr_systemd.controller.lapses import find_down
+from nomarr_systemd.controller.observe import observe
 from nomarr_systemd.controller.reports import (
-    DUE,
-    LOOK,
     Report,
     clear_bell,
     clear_report,
@@ -49,6 +49,7 @@ IDLE_S: Final = 30.0  # until it rests
 RESTING: Final = "resting"  # its status in systemctl status
 REST_S: Final = 3600.0  # between two signs of life while it rests
 LOOK_AGAIN_S: Final = 0.5  # between two observations of a canary, and after a start
+HOOK_S: Final = 0.02  # between two looks while the hook still runs
 FLUSH_MS: Final = 1000  # between two tries to send what journald could not take
 LOOK_AT_ALL_MS: Final = 10_000  # between two observations of its pool, if no report comes
 PAUSE_END: Final = "nomarr-pause-end"  # its timer is transient
@@ -76,28 +77,34 @@ def run(
     site.ask_anew()
     reports = read_reports(site.paths, with_untold=everybody or with_untold)
     fresh = [each for each in reports.deaths if not each.is_untold]
-    unheard = find_unheard(site, fresh) if everybody else []
+    if everybody:  # or the ledger may have been lost since
+        site.looked_at.clear()
+    idle = find_idle(site)
+    unheard, others = find_failed(site, idle, fresh)
+    if everybody:
+        with contextlib.suppress(StoreError):  # of a ledger that is away: they are found later
+            unheard += find_overtaken(site, idle, [*fresh, *unheard])
     # One that was booked is on record, unless the ledger was lost.
     lost = {each.invocation for each in unheard}
     deaths = [each for each in reports.deaths if each.invocation not in lost] + unheard
-    bells = (*reports.due, *reports.looks)
-    who = None if everybody else [*(each.component for each in deaths), *bells, *also]
+    down = find_down(site, idle)
+    reported = [each.component for each in deaths]
+    who = None if everybody else [*reported, *others, *reports.due, *down, *also]
     configured = set(site.config.components())
     for each in deaths:
         if each.component not in configured:  # a person started it, and its mask would stay
             clear_report(site.paths, each.invocation)
     due = [*reports.due]
     try:
-        owes = _handle(site, deaths, who, due, resumed)
+        owes = _handle(site, deaths, who, down, due, resumed)
     except _NOT_OF_ONE:
         raise
     except Exception as error:  # about one worker, as a rule: the others are handled without it
         log(ERROR, "after a fault each worker is handled alone", fault=_describe(error))
         _handle_each(site, deaths, configured if who is None else who, due)
         owes = True
-    for kind, found in ((DUE, reports.due), (LOOK, reports.looks)):
-        for component, written_ns in found.items():
-            clear_bell(site.paths, kind, component, written_ns)
+    for component, written_ns in reports.due.items():
+        clear_bell(site.paths, component, written_ns)
     return owes
 
 
@@ -105,6 +112,7 @@ def _handle(
     site: Site,
     deaths: list[Report],
     who: Sequence[Component] | None,
+    down: Sequence[Component],
     due: Sequence[Component],
     resumed: Mapping[str, str] | None,
 ) -> bool:
@@ -112,7 +120,16 @@ def _handle(
     owes, outcomes, asked = False, tuple[Outcome, ...](), frozenset[str]()
     for _ in range(_PASSES):
         feed_watchdog()
-        world = observe(site, deaths, who, due=due, outcomes=outcomes, asked=asked, resumed=resumed)
+        world = observe(
+            site,
+            deaths,
+            who,
+            down=down,
+            due=due,
+            outcomes=outcomes,
+            asked=asked,
+            resumed=resumed,
+        )
         done, world = _carry_out(site, world)
         _clear_seen(site, deaths, world)
         owes |= done.owes or (done.untold and world.supervisor_active) or _waits(world)
@@ -167,7 +184,7 @@ def _carry_out(site: Site, world: World) -> tuple[Done, World]:
 
 
 def _clear_seen(site: Site, deaths: Iterable[Report], world: World) -> None:
-    """Clear reports that turned out to be of no death: a hook that ran again."""
+    """Clear reports that turned out to be of no death."""
     real = {death.run for worker in world.workers for death in worker.deaths}
     for each in deaths:
         if each.invocation not in real:
@@ -197,7 +214,7 @@ def serve(site: Site, fifo: int, applied: Stamp, *, idle_s: float = IDLE_S) -> b
     seen: Canaries = ()
     looked_ms = 0
     while True:
-        # Lines only wake this process: the facts are in files, also those of lines that were lost.
+        # Lines only wake this process: systemd shows what has ended.
         with contextlib.suppress(BlockingIOError):
             while os.read(fifo, 65536):
                 pass
@@ -210,19 +227,20 @@ def serve(site: Site, fifo: int, applied: Stamp, *, idle_s: float = IDLE_S) -> b
             is_old = monotonic_ms() - looked_ms > LOOK_AT_ALL_MS
             canaries = () if rang else observe_canaries(site)
             again = _find_failed_again(site)
-            if rang or everybody or is_old or canaries != seen or again:
+            if rang or everybody or is_old or canaries != seen or again or site.hook_runs:
                 # A controller that was killed may have left a pool that failed half stopped.
                 owes = run(site, everybody=everybody, with_untold=not looked_ms, also=again)
                 looked_ms, seen = monotonic_ms(), canaries  # as they were before the run
             is_busy = is_watching(site) or bool(site.started)
-        if everybody and not is_busy:
+        if everybody and not is_busy and not site.hook_runs:
             _arm(site, owes=owes)
             return True
         # While this process does not read, systemd would queue all its signals for it.
         site.manager.close()
-        rang = _wait(site, poll, LOOK_AGAIN_S if is_busy else idle_s)
+        wait_s = LOOK_AGAIN_S if is_busy else idle_s
+        rang = _wait(site, poll, HOOK_S if site.hook_runs else wait_s)
         # Before it rests, it observes every worker.
-        everybody = not rang and not is_busy
+        everybody = not rang and not is_busy and not site.hook_runs
 
 
 def rest(fifo: int) -> None:

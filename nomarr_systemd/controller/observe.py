@@ -1,12 +1,12 @@
 """Reads everything that a plan depends on: ``observe(site, …)`` returns a World.
 
 systemd is asked once for all workers that matter, the supervisor at most twice. Nothing is changed
-here, but for the report of a failure whose hook was lost, which is written as the hook would have.
+here, but for the report of each failure that is found: from then on that is known, whatever becomes
+of the unit.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
@@ -14,18 +14,13 @@ from nomarr_systemd.config.values import Config
 from nomarr_systemd.controller.canaries import find_healthy
 from nomarr_systemd.controller.deaths import make_deaths
 from nomarr_systemd.controller.job_outcomes import read_refunded
-from nomarr_systemd.controller.lapses import find_down, find_lacks, find_lapses
-from nomarr_systemd.controller.reports import Report, write_report
+from nomarr_systemd.controller.lapses import find_lacks, find_lapses
+from nomarr_systemd.controller.reports import Report
 from nomarr_systemd.controller.site import Site
 from nomarr_systemd.core.account import Account
-from nomarr_systemd.core.death import Death, exit_words
+from nomarr_systemd.core.death import Death
 from nomarr_systemd.core.errors import StoreError
-from nomarr_systemd.core.ids import (
-    UNIT_PREFIX,
-    UNIT_SUFFIX,
-    Component,
-    find_instance,
-)
+from nomarr_systemd.core.ids import Component
 from nomarr_systemd.core.incident import INCIDENT, LEAST, SPAN_MS, Incident, find_outage
 from nomarr_systemd.core.ledger_record import Record
 from nomarr_systemd.core.named_tuple import NamedTuple
@@ -44,15 +39,13 @@ from nomarr_systemd.systemd.stop_intent import (
     is_down,
     is_wanted,
 )
-from nomarr_systemd.systemd.timers import RESTART_TIMERS, read_timer, timer_of
+from nomarr_systemd.systemd.timers import NO_TIMER, RESTART_TIMERS, read_timer, timer_of
 
 Facts = Mapping[str, str]
 UNIT_FACTS: Final = (
     *stop_intent.UNIT_FACTS,
     *("ExecMainStartTimestampMonotonic", "ExecMainExitTimestampMonotonic"),
 )
-_NO_TIMER: Final = {"Job": "", "SubState": "dead"}
-EXIT_FACTS: Final = ("InvocationID", "Result", "ExecMainCode", "ExecMainStatus")
 _FEW: Final = 8  # the most accounts that are read one by one
 
 
@@ -69,24 +62,26 @@ def observe(
     reports: Sequence[Report],
     who: Iterable[Component] | None,
     *,
+    down: Iterable[Component] = (),
     due: Sequence[Component] = (),
     outcomes: Sequence[Outcome] = (),
     asked: frozenset[str] = frozenset(),
     resumed: Mapping[str, str] | None = None,
 ) -> World:
-    """Observe these workers, or all (None), and those that their incidents concern.
+    """Observe these workers, or all (None), and those that their incidents concern. ``down``: the
+    workers that are wanted and inactive.
 
     If the store becomes unavailable meanwhile, observe again without it.
     """
     everybody = site.config.components()
     try:
         seen = _read_books(site, everybody if who is None else who, outcomes)
-        return _observe(site, reports, who, seen, due, outcomes, asked, resumed or {})
+        return _observe(site, reports, who, seen, down, due, outcomes, asked, resumed or {})
     except StoreError as error:
         log(ERROR, "the store is away", error=error, hint=error.hint)
         site.forget_store()
         site.in_turn.clear()
-        return _observe(site, reports, who, Seen(None, {}), due, (), asked, {})
+        return _observe(site, reports, who, Seen(None, {}), down, due, (), asked, {})
 
 
 def _observe(
@@ -94,6 +89,7 @@ def _observe(
     reports: Sequence[Report],
     who: Iterable[Component] | None,
     seen: Seen,
+    down: Iterable[Component],
     due: Sequence[Component],
     outcomes: Sequence[Outcome],
     asked: frozenset[str],
@@ -102,7 +98,7 @@ def _observe(
     now = clock.now()
     configured = set(site.config.components())
     spooled = _read_spool(site)
-    chosen = _choose(site, reports, who, seen, spooled, outcomes)
+    chosen = _choose(site, reports, who, seen, down, spooled, outcomes)
     workers = [each for each in chosen if each in configured]
     shown = _ask_systemd(site, workers)
     reports = [each for each in reports if each.component in configured]
@@ -144,11 +140,12 @@ def _choose(
     reports: Sequence[Report],
     who: Iterable[Component] | None,
     seen: Seen,
+    down: Iterable[Component],
     spooled: Sequence[Spooled],
     outcomes: Sequence[Outcome],
 ) -> list[Component]:
     """Return the workers for which something may have to be done."""
-    chosen = {each.component: None for each in reports} | dict.fromkeys(who or ())
+    chosen = {each.component: None for each in reports} | dict.fromkeys((*(who or ()), *down))
     pools = {name for name, incident in seen.incidents.items() if not incident.closed}
     pools |= {outcome.component_id.split(":")[1] for outcome in outcomes}
     for component in site.config.components():
@@ -159,46 +156,14 @@ def _choose(
     names = {entry.death.component_id for entry in spooled}
     names |= {name for turns in seen.turns.values() for name in turns.mine}
     held = site.holds.instances() if who is None else ()
-    down = find_down(site) if who is None else ()
     for component in site.config.components():
         is_held = component.instance in held and (
             site.holds.read(component).startswith(INCIDENT)
             or site.holds.is_over(component, clock.now().wall_ms)
         )
-        if component.component_id in names or is_held or component in down:
+        if component.component_id in names or is_held:
             chosen[component] = None
     return sorted(chosen)
-
-
-def find_unheard(site: Site, reports: Sequence[Report]) -> list[Report]:
-    """Report failed units whose death was not reported and is not on record."""
-    known = {each.invocation for each in reports}
-    found = []
-    failed = {}
-    for name in site.manager.list_failed(f"{UNIT_PREFIX}*{UNIT_SUFFIX}"):
-        component = find_instance(name.removeprefix(UNIT_PREFIX).removesuffix(UNIT_SUFFIX))
-        if component is not None:  # the template can be started with any name
-            failed[component] = name
-    shown = _ask_timers(site, list(failed)) | site.manager.show(list(failed.values()), EXIT_FACTS)
-    is_away = False
-    for component, name in failed.items():
-        facts = shown[name]
-        run = facts["InvocationID"]
-        if not run or run in known:
-            continue
-        try:
-            if not is_away and site.ledger.account(component.component_id).find_last(run):
-                continue
-        except StoreError:
-            is_away = True
-        if is_away and read_timer(shown[timer_of(component)]) != "none":
-            continue  # its restart was decided before the ledger went away
-        words = exit_words(facts["ExecMainCode"], facts["ExecMainStatus"])
-        report = Report(component, run, facts["Result"], *words)
-        found.append(report)
-        with contextlib.suppress(OSError):  # a full /run: it is found again
-            write_report(site.paths, report)
-    return found
 
 
 # Accounts, incidents and the spool
@@ -318,7 +283,7 @@ def _ask_timers(site: Site, workers: Sequence[Component]) -> dict[str, dict[str,
     if not names:
         return {}
     loaded = site.manager.list_loaded(*(names if len(names) <= _FEW else [RESTART_TIMERS]))
-    return {name: loaded.get(name, _NO_TIMER) for name in names}
+    return {name: loaded.get(name, NO_TIMER) for name in names}
 
 
 def _make_worker(

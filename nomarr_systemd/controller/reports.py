@@ -1,6 +1,5 @@
-"""What the hooks and ``nomarr-restart@`` leave in ``pending/``: a file for each failed invocation,
-one for each worker whose backoff is over, and one for each that ended well or could not be started.
-They only write down what systemd told them.
+"""The files in ``pending/``: one for each death, which the controller writes when systemd shows it,
+and one for each worker whose backoff is over, which ``nomarr-restart@`` writes.
 
 A report stays until its death is booked, carried out and told. If the supervisor does not answer,
 it is moved to ``untold/`` and sent again later.
@@ -22,15 +21,15 @@ from nomarr_systemd.host.layout import Paths
 
 MAX_BYTES: Final = 4096
 DUE: Final = "due-"
-LOOK: Final = "look-"
-# Results of reports that the controller writes itself, by what systemd shows of the unit.
+# Results that are not systemd's own.
 NOT_BEGUN: Final = "not-begun"  # it could not be started; the invocation is its wanted unit's
+OVERTAKEN: Final = "overtaken"  # it was started again before it was looked at
 ENDED_UNASKED: Final = "ended"  # it ended well, without a stop request
 UNTOLD_MS: Final = 600_000  # then the claims of the run have expired long ago
 
 
 class Report(NamedTuple):
-    """What the hook reported about one failure."""
+    """What systemd showed of one death."""
 
     component: Component
     invocation: str
@@ -46,13 +45,12 @@ class Reports(NamedTuple):
 
     deaths: list[Report]
     due: dict[Component, int]  # backoff is over; time of the file, for ``clear_bell``
-    looks: dict[Component, int]  # to observe: ended, or not started; time of the file
 
 
 def read_reports(paths: Paths, *, with_untold: bool = False) -> Reports:
     """Read every complete file. One without its last line is being written; one that is no report
     is removed: the state of the failed unit shows the failure, too."""
-    found = Reports([], {}, {})
+    found = Reports([], {})
     for name, text, written_ns in _read_all(paths.pending):
         path = os.path.join(paths.pending, name)
         if not text.endswith("\n") or "END=1" not in text.splitlines():
@@ -65,8 +63,7 @@ def read_reports(paths: Paths, *, with_untold: bool = False) -> Reports:
         if isinstance(report, Report):
             found.deaths.append(report)
         else:
-            bells = found.due if name.startswith(DUE) else found.looks
-            bells[report] = written_ns
+            found.due[report] = written_ns
     if with_untold:
         found.deaths.extend(_read_untold(paths.untold))
     return found
@@ -103,7 +100,7 @@ def _parse(text: str, written_ns: int) -> Report | Component:
     """Return the failure of a file, or the worker of a bell; else raise BadName."""
     words = dict(line.partition("=")[::2] for line in text.splitlines())
     component = parse_component(words.get("INSTANCE", ""))
-    if "DUE" in words or "LOOK" in words:
+    if "DUE" in words:
         return component
     invocation = words.get("MONITOR_INVOCATION_ID", "")
     split_invocation(invocation)
@@ -118,7 +115,7 @@ def _parse(text: str, written_ns: int) -> Report | Component:
 
 
 def write_report(paths: Paths, report: Report) -> None:
-    """Write a report as the hook would have."""
+    """Write a report; the time of the file is that of the death."""
     text = (
         f"MONITOR_INVOCATION_ID={report.invocation}\nMONITOR_SERVICE_RESULT={report.result}\n"
         f"MONITOR_EXIT_CODE={report.exit_code}\nMONITOR_EXIT_STATUS={report.exit_status}\n"
@@ -127,10 +124,13 @@ def write_report(paths: Paths, report: Report) -> None:
     os.makedirs(paths.pending, 0o700, exist_ok=True)
     with open(os.path.join(paths.pending, report.invocation), "w", encoding="ascii") as file:
         file.write(text)
+        file.flush()
+        died_ns = time.time_ns() - report.age_ms * 1_000_000
+        os.utime(file.fileno(), ns=(died_ns, died_ns))
 
 
 def make_directory(paths: Paths) -> None:
-    """Make the directory that the hook writes to if it is missing: a hook cannot."""
+    """Make the directory of reports if it is missing: ``nomarr-restart@`` cannot."""
     with contextlib.suppress(OSError):
         os.makedirs(paths.pending, 0o700, exist_ok=True)
 
@@ -151,9 +151,9 @@ def keep_untold(paths: Paths, invocation: str) -> None:
         return  # it is there already, or /run is full: it stays pending
 
 
-def clear_bell(paths: Paths, kind: str, component: Component, written_ns: int) -> None:
-    """Remove a report of kind DUE or LOOK, unless a newer one was written meanwhile."""
-    path = os.path.join(paths.pending, f"{kind}{component.instance}")
+def clear_bell(paths: Paths, component: Component, written_ns: int) -> None:
+    """Remove the file of a backoff that is over, unless a newer one was written meanwhile."""
+    path = os.path.join(paths.pending, f"{DUE}{component.instance}")
     with contextlib.suppress(OSError):
         if os.stat(path).st_mtime_ns == written_ns:
             remove(path)

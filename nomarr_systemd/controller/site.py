@@ -51,6 +51,10 @@ class Site:
         self.host = host_of(config.store)
         self.publisher = Publisher(paths.public, host=self.host)
         self.in_turn: set[Component] = set()  # workers for which a turn was taken
+        # When workers were last looked for: a death since then may not have started it again.
+        self.hook_runs = False
+        # The conditions in which failed units that are on record were observed.
+        self.looked_at: set[tuple[str, str]] = set()
         self.started: dict[Component, int] = {}  # workers that were started, and when, monotonic
         self._store: Store | None = None
 

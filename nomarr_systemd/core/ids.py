@@ -18,7 +18,7 @@ UNIT_PREFIX = "nomarr-worker@"
 UNIT_SUFFIX = ".service"
 TARGET = "nomarr-workers.target"  # of all workers
 WANTED_PREFIX = "nomarr-wanted@"
-WANTED_SUFFIX = ".socket"
+WANTED_SUFFIX = ".target"
 PER_SLICE = 64  # systemd goes through all units of its slice at every start of a worker
 
 _POOL = re.compile(r"[a-z][a-z0-9_]{0,30}")

@@ -83,6 +83,10 @@ class Spool:
                 bad.append(name)
         return sorted(entries, key=lambda entry: (entry.at.wall_ms, entry.death.invocation)), bad
 
+    def has(self, invocation: str) -> bool:
+        """Return True if the death of this run is spooled."""
+        return os.path.exists(os.path.join(self.directory, invocation + SUFFIX))
+
     def count(self) -> int:
         """Return the number of entries; 0 if this user may not list them."""
         try:

@@ -224,13 +224,15 @@ def carry_out(scope: Scope, plan: Plan, say: Callable[[str], None], tell: Tell) 
 
 
 def _want_running(manager: Manager) -> None:
-    """Start the wanted units of workers that an older version started: it had none, or services
-    in their place, which workers that wait for their restart have as well."""
+    """Start the wanted units of workers that an older version started: it had none, or services or
+    sockets in their place, which workers that wait for their restart have as well."""
     states = manager.list_loaded(f"{UNIT_PREFIX}*{UNIT_SUFFIX}", f"{WANTED_PREFIX}*")
     running = {name for name, facts in states.items() if facts["ActiveState"] in _RUNNING}
-    wanted = {name.partition("@")[2].removesuffix(UNIT_SUFFIX) for name in running}
+    wanted = {name.partition("@")[2].rpartition(".")[0] for name in running}
     units = [each.wanted_unit for each in map(find_instance, sorted(wanted)) if each]
     queue(manager, "start", [unit for unit in units if unit not in running])
+    mine = (UNIT_PREFIX, *units)
+    queue(manager, "stop", sorted(name for name in running if not name.startswith(mine)))
 
 
 def _is_in_force(scope: Scope, manager: Manager, config: Config) -> bool:

@@ -57,11 +57,16 @@ class HealthActions:
         if worker.invocation == invocation and not worker.frames:
             self._ask_systemd(worker)
 
-    def _follow_death(self, worker: Worker, cause: str) -> None:
+    def note_crash(self, worker: Worker, run: str, cause: str) -> None:
+        """Record and announce that a run of the worker has crashed."""
         text = LABELS[cause].line if cause in LABELS else "ended without notice: its pipe closed"
-        worker.crash = Crash(time.time_ns() // 1_000_000, text, worker.invocation)
+        worker.crash = Crash(time.time_ns() // 1_000_000, text, run)
         self._run_state.keep(worker)
         self._announcer.tell_crash(worker, cause)
+
+    def _follow_death(self, worker: Worker, cause: str) -> None:
+        run = worker.invocation or (worker.ended.invocation if worker.ended else "")
+        self.note_crash(worker, run, cause)
         if cause in LABELS:
             # Its process is ended, so that systemd reports the death to the controller.
             self._ask_systemd(worker)

@@ -50,7 +50,6 @@ class RunState:
         """Replace a worker's record."""
         fields = {
             "invocation": worker.invocation,
-            "wanted_file": worker.wanted,
             "label": worker.label,
             "failed": worker.state.status == "failed",
             "ended": worker.ended,

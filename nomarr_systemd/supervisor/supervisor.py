@@ -28,6 +28,7 @@ from nomarr_systemd.core.health import (
     TICK,
     Event,
     State,
+    step,
 )
 from nomarr_systemd.core.ids import Component, find_instance, is_run
 from nomarr_systemd.core.job import LEFT, STOPPED, RunEnd
@@ -86,11 +87,11 @@ class Supervisor:
         self.public = paths.public
         self._units = RunningUnits(paths.runtime)
         self._run_state = RunState(paths.run_state, loop)
-        queries = UnitQueries(loop, user=paths.user)
-        self._killer = Killer(loop, queries, self._run_state)
+        self._queries = UnitQueries(loop, user=paths.user)
+        self._killer = Killer(loop, self._queries, self._run_state)
         self._deadlines = Deadlines(loop, self._be_due)
         self._actions = HealthActions(
-            self._deadlines, queries, self._killer, self._run_state, self.announcer
+            self._deadlines, self._queries, self._killer, self._run_state, self.announcer
         )
         self.store_tasks = StoreTasks(
             *(loop, self.workers, self.subscribers, self.announcer),
@@ -189,11 +190,10 @@ class Supervisor:
             worker.crash = Crash(*kept["crash"]) if kept.get("crash") else None
         if kept.get("failed"):
             self._step(worker, SET_FAILED)
-        names = ("invocation", "wanted_file", "label")
-        invocation, wanted, label = (kept.get(name) for name in names)
+        invocation, label = kept.get("invocation"), kept.get("label")
         if isinstance(invocation, str) and invocation:
             # As if its start had been seen. If it has ended since, _sync finds that.
-            worker.begin(invocation, wanted if isinstance(wanted, str) else "")
+            worker.begin(invocation)
             self._step(worker, REGISTERED)
             if isinstance(label, str) and label in LABELS and worker.state.status != "failed":
                 worker.label = label
@@ -307,7 +307,6 @@ class Supervisor:
         the frames that were read and those that are in the pipe, and return True."""
         current = self._units.read(worker.component)
         if current == worker.invocation:
-            self._check_wanted(worker)
             return False
         frames = [*read, *self._drain(worker)]
         worker.decoder.finish()
@@ -319,7 +318,7 @@ class Supervisor:
             self._end_run(worker)
         elif old:
             worker.keep(old)
-        worker.begin(current, self._units.read_wanted(worker.component) if current else "")
+        worker.begin(current)
         if current:
             self._step(worker, REGISTERED)
             if is_noisy and not has_ended:
@@ -335,34 +334,29 @@ class Supervisor:
             self.announcer.tell_worker(worker)
         return True
 
-    def _check_wanted(self, worker: Worker) -> None:
-        """Note a stop that was requested. The wanted unit may start just after the worker."""
-        if not worker.invocation or worker.state.stopping:
-            return
-        if not worker.wanted:
-            worker.wanted = self._units.read_wanted(worker.component)
-            if worker.wanted:
-                self._run_state.keep(worker)
-        elif self._is_stop_requested(worker):
-            self._step(worker, _STOPPING)
-            self.announcer.tell_worker(worker)
-
-    def _is_stop_requested(self, worker: Worker) -> bool:
-        """Whether the wanted unit of this run has ended or was started again."""
-        wanted = worker.wanted
-        return bool(wanted) and self._units.read_wanted(worker.component) != wanted
-
     def _end_run(self, worker: Worker) -> None:
-        """Record the end of the run. Its jobs are settled now if a stop was requested or it sent a
-        stopping frame; else when the controller reports the death."""
-        invocation = worker.invocation
-        self._killer.forget(invocation)
-        is_requested = self._is_stop_requested(worker)
-        if is_requested:
-            self._step(worker, _STOPPING)
-        is_farewell = worker.state.stopping
-        self._step(worker, EOF_GONE)
+        """Record the end of the run, and ask systemd if a stop was requested. If it was, or if the
+        run sent a stopping frame, its jobs are settled then; else when the controller reports the
+        death."""
+        self._killer.forget(worker.invocation)
         worker.ended = worker.run
+        is_farewell = worker.state.stopping
+        if is_farewell:
+            self._step(worker, EOF_GONE)
+        conclude = partial(self._conclude, worker, worker.invocation, is_farewell)
+        self._queries.ask_if_stopped(worker.component, worker.invocation, conclude)
+
+    def _conclude(
+        self, worker: Worker, invocation: str, is_farewell: bool, is_requested: bool
+    ) -> None:
+        """Take systemd's answer about the end of a run. Another may have begun since."""
+        if not is_farewell and not worker.invocation:
+            if is_requested:
+                self._step(worker, _STOPPING)
+            self._step(worker, EOF_GONE)
+        elif not is_farewell and not is_requested:
+            self._actions.note_crash(worker, invocation, "pipe-closed")
+        self.announcer.tell_worker(worker)
         if is_requested or is_farewell:
             cause = STOPPED if is_requested else LEFT
             end = RunEnd(worker.component_id, invocation, cause, _now_ms(), counted=False)
@@ -375,16 +369,25 @@ class Supervisor:
         self._actions.follow(worker, worker.step(event, self._loop.now))
 
     def _be_due(self, worker: Worker) -> None:
-        """Handle a deadline: read the pipe and check for a stop request before the tick."""
+        """Handle a deadline: read the pipe before the tick."""
         for _ in range(2):
             if not (chunk := pipes.read(worker.fd)):
                 break
             self._take(worker, chunk)
         else:
             self._read_later(worker)
-        self._check_wanted(worker)
-        self._step(worker, TICK)
-        self.announcer.tell_worker(worker)
+        _, changes = step(worker.state, TICK, self._loop.now, worker.rules)
+        if changes:
+            take = partial(self._be_late, worker, worker.invocation)
+            self._queries.ask_if_stopped(worker.component, worker.invocation, take)
+        else:
+            self._step(worker, TICK)
+
+    def _be_late(self, worker: Worker, invocation: str, is_stopping: bool) -> None:
+        """Take the silence of a worker for trouble, unless its stop was requested."""
+        if worker.invocation == invocation:
+            self._step(worker, _STOPPING if is_stopping else TICK)
+            self.announcer.tell_worker(worker)
 
     # For the live server
 

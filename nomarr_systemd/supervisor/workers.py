@@ -59,7 +59,7 @@ class Worker:
     __slots__ = (
         "armed", "component", "component_id", "crash", "decoder", "disagreement", "drops", "ended",
         "fd", "frame", "frames", "invocation", "is_hung_up", "is_queued", "label", "order", "ring",
-        "rules", "shown", "state", "wanted",
+        "rules", "shown", "state",
     )  # fmt: skip
 
     def __init__(
@@ -74,7 +74,6 @@ class Worker:
         self.state = State(self.component_id)
         self.ring = FrameRing()
         self.invocation = ""
-        self.wanted = ""  # the file of the wanted unit in this run; empty: not known
         self.frame: Frame | None = None  # the last one of this run
         self.frames = 0  # in this run
         self.label = ""  # why the supervisor ended this run; empty if it did not
@@ -99,10 +98,9 @@ class Worker:
         """The job of the last frame of this run."""
         return self.frame.fields.get("job") if self.frame else None
 
-    def begin(self, invocation: str, wanted: str) -> None:
+    def begin(self, invocation: str) -> None:
         """Forget what belongs to the run before; an empty invocation means that none runs."""
         self.invocation = invocation
-        self.wanted = wanted
         self.label = self.disagreement = ""
         self.decoder.dropped = None
         self.frame = None

@@ -37,14 +37,17 @@ from nomarr_systemd.systemd.unit_properties import LISTED, as_text, interface_of
 SUPERVISOR: Final = "nomarr-supervisor.service"
 RECONCILER: Final = "nomarr-reconcile.service"
 SOON: Final = "nomarr-reconcile-soon.timer"  # active from a failure until the reconciler has run
+WAKEUP: Final = "nomarr-wakeup.service"  # the hook: runs when a worker has ended
 SERVING: Final = ("nomarr-controller.socket", "nomarr-reconcile.timer")  # wanted by the target
 SHUTDOWN: Final = "shutdown.target"  # has a job while the system, or a user's manager, goes down
 _NOT_LOADED: Final = 5  # systemctl's exit status for a unit to stop that is not there
 _PORTION: Final = 1000  # names on one command line
+_JOBS: Final = 64  # jobs that are queued in one trip
 _GONE: Final = (
     *("org.freedesktop.DBus.Error.UnknownInterface", "org.freedesktop.DBus.Error.UnknownProperty"),
     "org.freedesktop.DBus.Error.UnknownObject",
 )
+_IDLE: Final = ("failed", "inactive")
 _REPLACE_TRIES: Final = 100
 _SHOW_TRIES: Final = 20  # of a unit that changes all the time
 _STARTED: Final = "UserspaceTimestampMonotonic"
@@ -166,6 +169,20 @@ class Manager:
         found = self._ask(Call("ListUnitsByPatterns", "asas", ([state], [pattern])))
         return [row[0] for row in found[0] if row[3] == state]
 
+    def list_idle(self, pattern: str) -> tuple[dict[str, str], bool]:
+        """Return the loaded units of this pattern that are failed or inactive, with their state;
+        and True if the hook had ended before: then what ends later will start it again."""
+        asked = ([*_IDLE], [pattern])
+        hook, found = self._ask_all(
+            [
+                Call("ListUnitsByNames", "as", ([WAKEUP],)),
+                Call("ListUnitsByPatterns", "asas", asked),
+            ]
+        )
+        facts = {name: as_text(name, [LISTED[name](hook[0][0])]) for name in ("ActiveState", "Job")}
+        is_over = facts["ActiveState"] in _IDLE and not facts["Job"]
+        return {row[0]: row[3] for row in found[0] if row[3] in _IDLE}, is_over
+
     def list_loaded(self, *patterns: str) -> dict[str, dict[str, str]]:
         """Return LoadState, ActiveState, SubState and Job of the loaded units of these patterns.
 
@@ -202,14 +219,16 @@ class Manager:
         return self._queue(verbs | dict.fromkeys(stop, "stop"))
 
     def _queue(self, verbs: Mapping[str, Verb]) -> dict[str, ManagerError | None]:
-        calls = {
-            unit: Call(_METHODS[verb], "ss", (unit, "replace")) for unit, verb in verbs.items()
-        }
+        """Queue jobs, few in a trip: systemd does all that are queued before it answers anybody."""
+        found: dict[str, ManagerError | None] = {}
+        for portion in _portions(verbs, _JOBS):
+            calls = {unit: Call(_METHODS[verbs[unit]], "ss", (unit, "replace")) for unit in portion}
+            found |= self._try_all(calls)
+            if len(portion) == _JOBS:  # systemd sends every change of a unit to all that listen
+                self.close()
         return {
-            unit: None
-            if calls[unit].member == "StopUnit" and isinstance(answer, NotLoaded)
-            else answer
-            for unit, answer in self._try_all(calls).items()
+            unit: None if verbs[unit] == "stop" and isinstance(answer, NotLoaded) else answer
+            for unit, answer in found.items()
         }
 
     def begin_stop(self, unit: str) -> None:
@@ -357,11 +376,11 @@ class Manager:
             self._tell(f"systemd is busy, waiting for it: {self._asked}")
 
 
-def _portions(names: Iterable[str]) -> Iterator[list[str]]:
-    """Yield the names in parts that fit into a command line."""
+def _portions(names: Iterable[str], most: int = _PORTION) -> Iterator[list[str]]:
+    """Yield the names in parts of at most so many; as many as fit into a command line."""
     rest = list(names)
-    for start in range(0, len(rest), _PORTION):
-        yield rest[start : start + _PORTION]
+    for start in range(0, len(rest), most):
+        yield rest[start : start + most]
 
 
 def _name_calls(calls: Sequence[Call]) -> str:

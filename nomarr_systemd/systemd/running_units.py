@@ -1,9 +1,7 @@
-"""Starts, stops and stop requests of workers, seen without a bus.
+"""Starts and ends of workers, seen without a bus.
 
 systemd keeps a symbolic link ``<runtime>/systemd/units/invocation:<unit>`` for every unit that
-runs a process, and a file ``<runtime>/nomarr/wanted-tag-0`` for ``nomarr-wanted@tag-0.socket``,
-which is active from a start of the worker until a stop or restart of it is requested. inotify
-reports when one of them changes.
+runs a process. inotify reports when one of them changes.
 """
 
 from __future__ import annotations
@@ -16,7 +14,6 @@ from nomarr_systemd.core.ids import UNIT_PREFIX, UNIT_SUFFIX, Component, split_i
 
 _LINK: Final = "invocation:"
 _WORKER: Final = _LINK + UNIT_PREFIX
-_WANTED: Final = "wanted-"
 
 
 def read_invocation(directory: str, unit: str) -> str:
@@ -32,13 +29,10 @@ class RunningUnits:
 
     def __init__(self, runtime: str) -> None:
         self.directory = f"{runtime}/systemd/units"
-        self._wanted = f"{runtime}/nomarr"
-        # It may have been removed: then a stop request is seen when the run has ended.
-        places = [self._wanted] if os.path.isdir(self._wanted) else []
         try:
             from nomarr_systemd.host.inotify import DirectoryWatch  # most readers never watch
 
-            self._watch = DirectoryWatch(self.directory, *places)
+            self._watch = DirectoryWatch(self.directory)
         except OSError as error:
             raise NomarrError(
                 f"cannot watch {error.filename}: {error.strerror}",
@@ -50,17 +44,8 @@ class RunningUnits:
         """Return the invocation in which the worker runs now; empty if it does not run."""
         return read_invocation(self.directory, component.unit)
 
-    def read_wanted(self, component: Component) -> str:
-        """Return an id of the file of the worker's wanted unit, another one after each start; empty
-        if a stop was requested."""
-        try:
-            facts = os.lstat(f"{self._wanted}/{_WANTED}{component.instance}")
-        except OSError:
-            return ""
-        return f"{facts.st_ino}-{facts.st_ctime_ns}"
-
     def changed(self) -> set[str] | None:
-        """Return the instances whose worker or wanted unit changed, or None: check all of them."""
+        """Return the instances that were started or have ended, or None: check all of them."""
         try:
             names = self._watch.read()
         except FileNotFoundError as error:
@@ -69,9 +54,9 @@ class RunningUnits:
         if names is None:
             return None
         return {
-            name.removeprefix(_WORKER).removesuffix(UNIT_SUFFIX).removeprefix(_WANTED)
+            name.removeprefix(_WORKER).removesuffix(UNIT_SUFFIX)
             for name in names
-            if name.startswith((_WORKER, _WANTED))
+            if name.startswith(_WORKER)
         }
 
     def close(self) -> None:

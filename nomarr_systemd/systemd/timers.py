@@ -12,6 +12,7 @@ from nomarr_systemd.core.ids import TARGET, Component
 from nomarr_systemd.systemd.dbus.connection import Call
 
 RESTART_TIMERS: Final = "nomarr-restart@*.timer"  # the pattern of all of them
+NO_TIMER: Final = {"Job": "", "SubState": "dead"}  # of one that is not loaded
 
 
 def make_restart_timer(component: Component, since_start_us: int) -> Call:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from nomarr_systemd.config.store_url import find_addresses
 from nomarr_systemd.config.values import Config, Directive, Pool
 from nomarr_systemd.core.errors import ConfigError, NomarrError
-from nomarr_systemd.core.ids import PER_SLICE, TARGET, UNIT_PREFIX, UNIT_SUFFIX, Component
+from nomarr_systemd.core.ids import TARGET, UNIT_PREFIX, UNIT_SUFFIX, Component
 from nomarr_systemd.host.files import remove, sync_directory, write_all_durably
 from nomarr_systemd.host.layout import LIBEXEC, SYSTEM_STATE, Paths
 
@@ -168,8 +168,6 @@ def render_files(config: Config, paths: Paths, *, libexec: str = LIBEXEC) -> dic
             component = Component(pool.name, number)
             own = text.replace(_COMPONENT_ID, component.component_id)
             files[dropin_of(component)] = own.replace(_SLICE, component.slice)
-        if pool.workers > PER_SLICE:
-            files |= _render_hook_slices(pool, user=paths.user)
     files[f"{TARGET}.d/{DROPIN}"] = render_target(config)
     if not paths.user:
         template = templates.get_template("network.conf.j2")
@@ -301,18 +299,6 @@ def _render_dropin(templates: Environment, config: Config, pool: Pool, libexec: 
         command=pool.command or (f"{libexec}/nomarr-worker", pool.entrypoint),
         settings=_settings(pool, config),
     )
-
-
-def _render_hook_slices(pool: Pool, *, user: bool) -> dict[str, str]:
-    """Return a drop-in for each hook of a large pool: if all its workers die at once, systemd goes
-    through all hooks of the same slice at the start of each."""
-    above = rf"{'app' if user else 'system'}-nomarr\x2donfailure"
-    found = {}
-    for number in range(pool.workers):
-        own = f"{above}-{pool.name}-{number // PER_SLICE}.slice"
-        name = f"nomarr-onfailure@{Component(pool.name, number).instance}.service.d/{DROPIN}"
-        found[name] = f"{_MARK_LINE}\n[Service]\nSlice={own}\n"
-    return found
 
 
 @functools.cache  # apply renders three times, and a template is compiled at its first use

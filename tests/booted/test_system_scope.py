@@ -266,7 +266,7 @@ def examine(machine: Machine, level: str = "bad") -> dict[str, str]:
     ("text", "command"),
     [
         ("controller.socket is masked", "systemctl mask --now nomarr-controller.socket"),
-        ("onfailure@.service is masked", "systemctl mask nomarr-onfailure@.service"),
+        ("wakeup.service is masked", "systemctl mask nomarr-wakeup.service"),
         ("reconcile.timer is masked", "systemctl mask --now nomarr-reconcile.timer"),
         ("workers.target is masked", "systemctl mask nomarr-workers.target"),
         (f"{STATE}/hold belongs to uid", f"chown nomarr {STATE}/hold"),

@@ -47,7 +47,7 @@ def test_a_report_is_read_as_it_was_written(paths: Paths) -> None:
 )
 def test_what_is_no_report(paths: Paths, text: str, stays: bool) -> None:
     path = write(paths, "x", text)
-    assert reports.read_reports(paths) == ([], {}, {})
+    assert reports.read_reports(paths) == ([], {})
     assert path.exists() == stays
 
 
@@ -56,18 +56,18 @@ def test_a_ring_that_came_meanwhile_is_not_cleared(paths: Paths) -> None:
     ring = write(paths, "due-tag-0", "DUE=1\nINSTANCE=tag-0\nEND=1\n")
     [(component, written_ns)] = reports.read_reports(paths).due.items()
     os.utime(ring, ns=(written_ns + 1, written_ns + 1))
-    reports.clear_bell(paths, reports.DUE, component, written_ns)
+    reports.clear_bell(paths, component, written_ns)
     assert ring.exists()
-    reports.clear_bell(paths, reports.DUE, component, written_ns + 1)
+    reports.clear_bell(paths, component, written_ns + 1)
     assert not ring.exists()
-    reports.clear_bell(paths, reports.DUE, component, written_ns)  # of none
+    reports.clear_bell(paths, component, written_ns)  # of none
 
 
 def test_what_the_supervisor_has_not_answered_is_kept_for_a_while(paths: Paths) -> None:
     reports.write_report(paths, Report(TAG, RUN, "signal"))
     reports.keep_untold(paths, RUN)
     reports.keep_untold(paths, RUN)  # again
-    assert reports.read_reports(paths) == ([], {}, {})
+    assert reports.read_reports(paths) == ([], {})
     [found] = reports.read_reports(paths, with_untold=True).deaths
     assert found.is_untold
     os.utime(Path(paths.untold, RUN), (0, 0))
@@ -77,7 +77,7 @@ def test_what_the_supervisor_has_not_answered_is_kept_for_a_while(paths: Paths) 
 
 def test_no_directory_and_no_room_are_no_errors(paths: Paths) -> None:
     os.rmdir(paths.pending)
-    assert reports.read_reports(paths, with_untold=True) == ([], {}, {})
+    assert reports.read_reports(paths, with_untold=True) == ([], {})
     reports.clear_report(paths, RUN)
     reports.make_directory(paths)
     assert os.stat(paths.pending).st_mode & 0o777 == 0o700

@@ -150,32 +150,20 @@ def test_an_unblamed_death_is_not_held_against_the_job(desk: Desk) -> None:
     assert not job.get("crashes")
 
 
-def test_a_stop_is_not_held_against_the_job(desk: Desk) -> None:
-    events = desk.start(job_max_crashes=1)
-    invocation = desk.begin("tag-0")
-    desk.take(invocation)
-    desk.lab.request_stop("tag-0")
-    desk.lab.end_run("tag-0")
-    events.until(settled)  # at once: no report is needed
-    job = desk.job()
-    assert (job["status"], job["error"]["cause"]) == ("error", "stopped")
-    assert not job.get("crashes")
-
-
 def test_what_ended_while_no_supervisor_was_there(desk: Desk) -> None:
     events = desk.start(crash_policy="restart-requeue-in-flight", job_max_crashes=1, workers=3)
     queue.add(desk.store, "tag", ["/d"], on_page=lambda *_: None)
     died = desk.begin("tag-0")
     runs = desk.begin("tag-1")
-    stopped = desk.begin("tag-2")
+    left = desk.begin("tag-2")
     desk.take(died)
     desk.take(runs, "/b", 1)
     desk.take("f" * 32, "/c", 7, boot="another")  # of a worker that is gone, before a reboot
-    desk.take(stopped, "/d", 2)
+    desk.take(left, "/d", 2)
     events.close()
     desk.lab.kill()
     desk.lab.end_run("tag-0")
-    desk.lab.request_stop("tag-2")
+    desk.lab.writer("tag-2").frame("stopping", invocation=left)
     desk.lab.end_run("tag-2")
     desk.lab.start()
     desk.until(lambda: len(desk.store.find(CLAIMS)) == 2)

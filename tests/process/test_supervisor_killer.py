@@ -22,7 +22,7 @@ from nomarr_systemd.supervisor.disagreement import Facts, compare, is_stalled, r
 from nomarr_systemd.supervisor.kill import Killer, open_process, send_signals
 from nomarr_systemd.supervisor.loop import Loop
 from nomarr_systemd.supervisor.run_state import RunState
-from nomarr_systemd.supervisor.unit_queries import Answer, UnitQueries
+from nomarr_systemd.supervisor.unit_queries import UnitQueries
 from nomarr_systemd.supervisor.workers import Workers
 from tests.support.waiting import PATIENCE_S
 
@@ -83,7 +83,7 @@ class Answers(UnitQueries):
         self._answers = answers
         self._answers_loop = loop
 
-    def ask(self, unit: str, answer: Answer) -> None:
+    def ask(self, unit: str, answer: Callable[[Facts | None], None]) -> None:
         facts = self._answers[min(len(self.asked), len(self._answers) - 1)]
         self.asked.append(unit)
         self.error = "" if facts else "no bus today"
@@ -97,7 +97,7 @@ class Trial:
         self.loop = loop
         self.answers = answers
         self.worker = Workers().add(Component("tag", 0), -1)
-        self.worker.begin(RUN, "")
+        self.worker.begin(RUN)
         self.run_state = RunState(path, loop)
         self.killer = Killer(loop, answers, self.run_state, grace_s=grace_s)
         self.pidfds = count_pidfds()  # those of others, before the trial

@@ -134,7 +134,7 @@ def test_frames_do_not_touch_the_heap() -> None:
 
 def test_frames_of_another_run_do_not_step_the_machine() -> None:
     worker = Workers().add(Component("tag", 0), -1)
-    worker.begin("a" * 32, "")
+    worker.begin("a" * 32)
     worker.step(REGISTERED, 1.0)
 
     def feed(status: str, invocation: str | None) -> list[str]:
@@ -158,7 +158,7 @@ def make_state(path: str, loop: Loop, **workers: str) -> RunState:
     state = RunState(path, loop)
     for name, invocation in workers.items():
         worker = Workers().add(Component("tag", int(name[1:])), -1)
-        worker.begin(invocation, "")
+        worker.begin(invocation)
         state.keep(worker)
     return state
 

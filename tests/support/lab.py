@@ -44,7 +44,8 @@ class Lab(lab.Lab):
         return Paths(self.runtime, f"{self.home}/state", user=True)
 
     @property
-    def _socket(self) -> tuple[str, bool]:
+    def socket(self) -> tuple[str, bool]:
+        """The manager's private socket, as a place for Bus."""
         return f"{self.runtime}/systemd/private", False
 
     @property
@@ -126,7 +127,7 @@ class Lab(lab.Lab):
         """The properties of a unit or of a worker."""
         unit = unit_of(name)
         if properties.ASKED.issuperset(names):
-            return properties.ask(self._socket, [unit], names)[unit]
+            return properties.ask(self.socket, [unit], names)[unit]
         text = self.systemctl("show", f"--property={','.join(names)}", unit)
         return dict(line.partition("=")[::2] for line in text.splitlines())
 
@@ -143,7 +144,7 @@ class Lab(lab.Lab):
     def main_pids(self, *names: str) -> list[int]:
         """Of several units, by one question."""
         units = list(map(unit_of, names))
-        shown = properties.ask(self._socket, units, ["MainPID"])
+        shown = properties.ask(self.socket, units, ["MainPID"])
         pids = [int(shown[unit]["MainPID"]) for unit in units]
         without = [name for name, pid in zip(names, pids, strict=True) if not pid]
         assert not without, f"without a main process: {', '.join(without)}"

@@ -24,7 +24,7 @@ from nomarr_systemd.core.frames import encode
 from nomarr_systemd.core.health import HealthRules
 from nomarr_systemd.core.ids import parse_component
 from nomarr_systemd.host.layout import Paths
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, wait_for
 
 # dup2 the descriptors to 3, 4, … as systemd passes them, then become the program.
 PASS = """
@@ -250,13 +250,10 @@ class Lab:
         self.manager.wait_for(lambda _: self.manager.count("READY=1") > before)
 
     def begin_run(self, instance: str, invocation: str = "") -> str:
-        """What systemd does when a worker starts: its link, renamed into place, and the file of
-        its wanted unit unless that is there."""
+        """What systemd does when a worker starts: its link, renamed into place."""
         self._invocations += 1
         invocation = invocation or f"{self._invocations:032x}"
         component = parse_component(instance)
-        if not os.path.exists(self._wanted(instance)):
-            self.want(instance)
         link = self._link(component.unit)
         os.symlink(invocation, link + ".new")
         os.rename(link + ".new", link)
@@ -264,19 +261,6 @@ class Lab:
 
     def end_run(self, instance: str) -> None:
         os.unlink(self._link(parse_component(instance).unit))
-
-    def want(self, instance: str) -> None:
-        """A start of the wanted unit, or a restart: a new file in any case."""
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._wanted(instance))
-        os.mkfifo(self._wanted(instance), 0o600)
-
-    def request_stop(self, instance: str) -> None:
-        """What systemd does at once when a stop of the worker is requested."""
-        os.unlink(self._wanted(instance))
-
-    def _wanted(self, instance: str) -> str:
-        return f"{self.root}/run/nomarr/wanted-{instance}"
 
     def _link(self, unit: str) -> str:
         return f"{self.units}/invocation:{unit}"
@@ -302,6 +286,18 @@ class Lab:
         answer = live.ask(op="snapshot")
         live.close()
         return {worker["component"]: worker for worker in answer["workers"]}
+
+    def wait_for_crashes(self, number: int) -> dict[str, dict[str, Any]]:
+        """Return the snapshot in which so many workers have a crash."""
+
+        def look() -> dict[str, dict[str, Any]] | None:
+            shown = self.snapshot()
+            crashes = [worker for worker in shown.values() if worker["last_crash"]]
+            return shown if len(crashes) == number else None
+
+        found = wait_for(look, PATIENCE_S, f"{number} crashes")
+        assert found is not None
+        return found
 
     def rss_kb(self) -> int:
         with open(f"/proc/{self.pid}/status", encoding="ascii") as file:

@@ -140,7 +140,7 @@ def test_what_was_lost_is_reconciled(lab: Lab) -> None:
     lab.systemctl("stop", "nomarr-controller.socket", "nomarr-controller.service")
     died = kill(lab)
     lab.wait_until("tag-0", "failed")
-    lab.wait_until("nomarr-onfailure@tag-0.service", "inactive")
+    lab.wait_until("nomarr-wakeup.service", "inactive")
     for name in os.listdir(lab.paths.pending):
         Path(lab.paths.pending, name).unlink()
     for _ in range(3):
@@ -333,7 +333,7 @@ def test_a_mask_stops_what_was_started_meanwhile(lab: Lab) -> None:
     lab.run([sys.executable, "-c", MASK, *paths])
     assert lab.get("tag-0", "LoadState") == "masked"
     lab.wait_until("tag-0", "inactive")
-    assert lab.get("nomarr-wanted@tag-0.socket", "ActiveState") == "inactive"
+    assert lab.get("nomarr-wanted@tag-0.target", "ActiveState") == "inactive"
     lab.systemctl("start", "nomarr-reconcile.service")
     assert records_of(lab) == [], "that it ended is no failure"
 
@@ -354,7 +354,7 @@ def test_a_mask_of_what_waits_to_start_leaves_no_job(lab: Lab, gone: bool) -> No
     lab.run([sys.executable, "-c", MASK, str(CHECKOUT), lab.paths.runtime, lab.paths.state])
     assert lab.get("tag-0", "LoadState") == "masked"
     lab.wait_for(lambda: not lab.get("tag-0", "Job"), what="the job is gone")
-    lab.wait_until("nomarr-wanted@tag-0.socket", "inactive")
+    lab.wait_until("nomarr-wanted@tag-0.target", "inactive")
     lab.systemctl("start", "nomarr-reconcile.service")
     lab.systemctl("unmask", "nomarr-worker@tag-0.service")
     lab.systemctl("start", "nomarr-reconcile.service")

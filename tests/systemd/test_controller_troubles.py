@@ -49,7 +49,7 @@ def silence(lab: Lab) -> None:
 def die_unheard(lab: Lab, instance: str, number: int = signal.SIGKILL) -> str:
     died = kill(lab, instance, number)
     lab.wait_until(instance, "failed")
-    lab.wait_until(f"nomarr-onfailure@{instance}.service", "inactive")
+    lab.wait_until("nomarr-wakeup.service", "inactive")
     return died
 
 

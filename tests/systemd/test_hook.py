@@ -1,15 +1,18 @@
-"""The hook, the stop marks and the hold, with real deaths; the controller is not there."""
+"""The hook, the wanted units and the hold, with real deaths; the controller is not there."""
 
 from __future__ import annotations
 
 import os
 import signal
 import stat
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from nomarr_systemd.demo.lab import LabError
+from nomarr_systemd.systemd.dbus.connection import Bus
+from nomarr_systemd.systemd.manager import Manager
 from nomarr_systemd.systemd.stop_intent import (
     UNIT_FACTS,
     WANTED_FACTS,
@@ -38,110 +41,74 @@ def install(lab: Lab, settings: str = QUIET, *, answer: str = "0", health: str =
     lab.install(f'{health}\n[pool.tag]\ncommand = ["{program}", "{answer}"]\n{settings}')
 
 
-def read_pending(lab: Lab) -> dict[str, dict[str, str]]:
-    """Every file that the hook has left, by name."""
-    return {
-        path.name: dict(line.partition("=")[::2] for line in path.read_text().splitlines())
-        for path in Path(lab.paths.pending).iterdir()
-    }
-
-
-def wait_for_hook(lab: Lab, instance: str = "tag-0") -> dict[str, str]:
-    """The one failure there is, once it was rung for."""
+def wait_for_hook(lab: Lab) -> None:
+    """Wait until the hook has rung, once, and has ended."""
     lab.wait_for(lab.read_bell, what="the hook rings")
-    lab.wait_until(f"nomarr-onfailure@{instance}.service", "inactive")
-    [(name, facts)] = read_pending(lab).items()
-    assert name == facts["MONITOR_INVOCATION_ID"]
+    lab.wait_until("nomarr-wakeup.service", "inactive")
     assert lab.read_bell() == [""]
-    return facts
+
+
+def wait_for_end_of_hook(lab: Lab) -> None:
+    """Wait until the hook has run and ended."""
+    hook = "nomarr-wakeup.service"
+    lab.wait_for(lambda: int(lab.get(hook, "ExecMainExitTimestampMonotonic") or 0), what="it ran")
+    lab.wait_until(hook, "inactive")
+    assert lab.get(hook, "Result") == "success"
 
 
 def is_wanted_now(lab: Lab, instance: str = "tag-0") -> bool:
-    return lab.get(f"nomarr-wanted@{instance}.socket", "ActiveState") == "active"
+    return lab.get(f"nomarr-wanted@{instance}.target", "ActiveState") == "active"
 
 
 def was_stopped(lab: Lab, instance: str = "tag-0") -> bool:
     """Whether the unit's last run was asked to stop, by what systemd shows."""
     unit = lab.show(instance, *UNIT_FACTS)
-    return was_asked_to_stop(unit, lab.show(f"nomarr-wanted@{instance}.socket", *WANTED_FACTS))
+    return was_asked_to_stop(unit, lab.show(f"nomarr-wanted@{instance}.target", *WANTED_FACTS))
 
 
-@pytest.mark.parametrize(("number", "status"), [(9, "KILL"), (11, "SEGV")])
-def test_a_crash_is_written_down_and_rung(any_lab: Lab, number: int, status: str) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
+def test_a_death_and_an_unasked_end_are_rung(any_lab: Lab, number: int) -> None:
     install(any_lab)
     any_lab.start("tag-0")
-    invocation = any_lab.get("tag-0", "InvocationID")
-
     os.kill(any_lab.main_pid("tag-0"), number)
-
-    facts = wait_for_hook(any_lab)
-    # The machine may keep cores.
-    assert facts.pop("MONITOR_EXIT_CODE") in ("killed", "dumped")
-    assert facts.pop("MONITOR_SERVICE_RESULT") in ("signal", "core-dump")
-    assert facts == {
-        "MONITOR_UNIT": "nomarr-worker@tag-0.service",
-        "MONITOR_INVOCATION_ID": invocation,
-        "MONITOR_EXIT_STATUS": status,
-        "INSTANCE": "tag-0",
-        "END": "1",
-    }
+    wait_for_hook(any_lab)
     assert is_wanted_now(any_lab)
     assert not was_stopped(any_lab)
 
 
-def test_an_exit_status_is_written_down(lab: Lab) -> None:
-    install(lab)
-    program = lab.write_program("worker", "#!/bin/sh\nsystemd-notify --ready\nexit 70\n")
-    assert program in Path(lab.units, "nomarr-worker@tag-0.service.d/20-nomarr.conf").read_text()
-    lab.start("tag-0")
-    facts = wait_for_hook(lab)
-    assert facts["MONITOR_SERVICE_RESULT"] == "exit-code"
-    assert (facts["MONITOR_EXIT_CODE"], facts["MONITOR_EXIT_STATUS"]) == ("exited", "70")
-
-
-def test_a_clean_end_is_looked_at(lab: Lab) -> None:
-    install(lab)
-    lab.start("tag-0")
-    os.kill(lab.main_pid("tag-0"), signal.SIGTERM)
-    lab.wait_for(lab.read_bell, what="the hook rings")
-    assert lab.read_bell() == [""]
-    assert read_pending(lab) == {"look-tag-0": {"LOOK": "1", "INSTANCE": "tag-0", "END": "1"}}
-    assert not was_stopped(lab)
-
-
-def test_a_missed_watchdog_is_written_down(lab: Lab) -> None:
+def test_a_missed_watchdog_is_rung(lab: Lab) -> None:
     install(lab, "watchdog_s = 0.2\n")
     lab.start("tag-0")
-    facts = wait_for_hook(lab)
-    assert facts["MONITOR_SERVICE_RESULT"] == "watchdog"
-    assert facts["MONITOR_EXIT_STATUS"] == "ABRT"
+    wait_for_hook(lab)
+    assert lab.get("tag-0", "Result") == "watchdog"
 
 
-def test_a_start_that_takes_too_long_is_written_down(lab: Lab) -> None:
+def test_a_start_that_takes_too_long_is_rung(lab: Lab) -> None:
     settings = QUIET + "stop_timeout_s = 0.1\n"
     install(lab, settings, answer="silent", health="[health]\nstartup_timeout_s = 0.2\n")
     lab.systemctl("start", "nomarr-worker@tag-0.service", check=False)
-    assert wait_for_hook(lab)["MONITOR_SERVICE_RESULT"] == "timeout"
+    wait_for_hook(lab)
+    assert lab.get("tag-0", "Result") == "timeout"
     assert not was_stopped(lab)
 
 
-def test_fifty_die_at_once_and_none_is_lost(any_lab: Lab) -> None:
+def test_fifty_die_at_once_and_the_last_is_rung_for(any_lab: Lab) -> None:
+    """The hook runs less often than workers die, and at least once after the last death that has
+    not found it running."""
     install(any_lab, QUIET + "workers = 50\n")
     names = [f"tag-{n}" for n in range(50)]
     any_lab.start(*names)
-    shown = any_lab.systemctl("show", "--property=InvocationID", "nomarr-worker@*").split()
-    invocations = {line.removeprefix("InvocationID=") for line in shown}
-    assert len(invocations) == 50
+    with closing(Manager(bus=Bus(place=any_lab.socket))) as manager:
+        pids = any_lab.main_pids(*names)
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
 
-    for pid in any_lab.main_pids(*names):
-        os.kill(pid, signal.SIGKILL)
+        def look() -> bool:
+            found, is_over = manager.list_idle("nomarr-worker@*")
+            return is_over and list(found.values()) == ["failed"] * 50
 
-    any_lab.wait_for(lambda: len(any_lab.read_bell()) >= 50, what="fifty lines")
-    pending = read_pending(any_lab)
-    assert pending.keys() == invocations
-    assert any_lab.read_bell() == [""] * 50
-    assert {facts["INSTANCE"] for facts in pending.values()} == set(names)
-    assert all(facts["END"] == "1" for facts in pending.values())
+        any_lab.wait_for(look, what="all are failed, and the hook has ended")
+    assert 1 <= len(any_lab.read_bell()) <= 50
 
 
 def test_a_stop_that_was_asked_for_is_shown_by_systemd(any_lab: Lab) -> None:
@@ -151,18 +118,15 @@ def test_a_stop_that_was_asked_for_is_shown_by_systemd(any_lab: Lab) -> None:
     any_lab.stop("tag-0")
     assert any_lab.get("tag-0", "ActiveState") == "inactive"
     assert not is_wanted_now(any_lab)
-    assert read_pending(any_lab) == {}
 
 
 @pytest.mark.parametrize(("answer", "result"), [("1", "exit-code"), ("deaf", "timeout")])
-def test_a_stop_that_ends_badly_has_a_report_and_is_shown(
-    lab: Lab, answer: str, result: str
-) -> None:
+def test_a_stop_that_ends_badly_is_rung_and_shown(lab: Lab, answer: str, result: str) -> None:
     install(lab, QUIET + "stop_timeout_s = 0.2\n", answer=answer)
     lab.start("tag-0")
     lab.stop("tag-0")
-    facts = wait_for_hook(lab)
-    assert facts["MONITOR_SERVICE_RESULT"] == result
+    wait_for_hook(lab)
+    assert lab.get("tag-0", "Result") == result
     assert was_stopped(lab)
     assert not is_wanted_now(lab)
 
@@ -184,7 +148,7 @@ def test_a_held_worker_does_not_start_and_that_is_no_failure(any_lab: Lab) -> No
     any_lab.start("tag-0")
     shown = any_lab.show("tag-0", "ActiveState", "ConditionResult")
     assert shown == {"ActiveState": "inactive", "ConditionResult": "no"}
-    assert read_pending(any_lab) == {}
+    assert not any_lab.read_bell()
 
     hold.unlink()
     any_lab.start("tag-0")
@@ -209,7 +173,6 @@ def test_the_target_starts_and_stops_all_workers(any_lab: Lab) -> None:
     for worker in workers:
         any_lab.wait_until(worker, "inactive")
     assert not any(is_wanted_now(any_lab, worker) for worker in workers)
-    assert read_pending(any_lab) == {}
     assert any_lab.get("nomarr-controller.socket", "ActiveState") == "active"
 
 
@@ -225,19 +188,17 @@ def test_directories_lost_with_a_reboot_are_made_again(any_lab: Lab) -> None:
         os.rmdir(directory)
     any_lab.start("tag-0")
     os.kill(any_lab.main_pid("tag-0"), signal.SIGKILL)
-    assert wait_for_hook(any_lab)["INSTANCE"] == "tag-0"
+    wait_for_hook(any_lab)
+    assert os.path.isdir(any_lab.paths.pending)
 
 
-def test_without_the_fifo_the_facts_are_left_and_nothing_is_in_its_place(lab: Lab) -> None:
+def test_without_the_fifo_nothing_is_in_its_place(lab: Lab) -> None:
     install(lab)
     lab.start("tag-0")
     lab.systemctl("stop", "nomarr-controller.service", "nomarr-controller.socket")
     os.unlink(lab.paths.failures)
     os.kill(lab.main_pid("tag-0"), signal.SIGKILL)
-    lab.wait_for(lambda: read_pending(lab), what="the facts")
-    lab.wait_until("nomarr-onfailure@tag-0.service", "inactive")
-    [facts] = read_pending(lab).values()
-    assert facts["END"] == "1"
+    wait_for_end_of_hook(lab)
     assert not os.path.lexists(lab.paths.failures)
 
 
@@ -247,24 +208,12 @@ def test_without_a_reader_the_hook_does_not_wait(lab: Lab) -> None:
     lab.systemctl("stop", "nomarr-controller.service", "nomarr-controller.socket")
     assert stat.S_ISFIFO(os.stat(lab.paths.failures).st_mode)
     os.kill(lab.main_pid("tag-0"), signal.SIGKILL)
-    lab.wait_for(lambda: read_pending(lab), what="the facts")
-    lab.wait_until("nomarr-onfailure@tag-0.service", "inactive")
-
-
-def test_a_second_run_completes_a_file_that_was_cut_short(lab: Lab) -> None:
-    install(lab)
-    lab.start("tag-0")
-    invocation = lab.get("tag-0", "InvocationID")
-    Path(lab.paths.pending, invocation).write_text("MONITOR_UNIT=nomarr-wor")
-    os.kill(lab.main_pid("tag-0"), signal.SIGKILL)
-    assert wait_for_hook(lab)["END"] == "1"
+    wait_for_end_of_hook(lab)
 
 
 def test_the_hook_needs_no_program_but_its_shell(lab: Lab) -> None:
     install(lab)
-    lab.write_unit(
-        "nomarr-onfailure@.service.d/99-test.conf", "[Service]\nEnvironment=PATH=/nowhere\n"
-    )
+    lab.write_unit("nomarr-wakeup.service.d/99-test.conf", "[Service]\nEnvironment=PATH=/nowhere\n")
     lab.reload()
     lab.start("tag-0")
     os.kill(lab.main_pid("tag-0"), signal.SIGKILL)
@@ -274,7 +223,7 @@ def test_the_hook_needs_no_program_but_its_shell(lab: Lab) -> None:
 def test_the_hook_works_in_its_sandbox(lab: Lab) -> None:
     """Root's user manager can make the system's sandbox; only the network's part is missing."""
     install(lab)
-    name = "nomarr-onfailure@.service.d/10-system.conf"
+    name = "nomarr-wakeup.service.d/10-system.conf"
     lab.write_unit(name, Path(find_data("units"), name).read_text())
     lab.reload()
     lab.start("tag-0")
@@ -282,18 +231,12 @@ def test_the_hook_works_in_its_sandbox(lab: Lab) -> None:
     wait_for_hook(lab)
 
 
-def test_a_hook_started_by_hand_reports_no_failure(lab: Lab) -> None:
-    install(lab)
-    lab.systemctl("start", "nomarr-onfailure@tag-0.service")
-    assert set(read_pending(lab)) <= {"look-tag-0"}
-
-
 def test_an_instance_that_is_not_configured_fails_for_good(lab: Lab) -> None:
     install(lab)
     with pytest.raises(LabError, match="failed"):
         lab.start("other-0")
-    facts = wait_for_hook(lab, "other-0")
-    assert (facts["INSTANCE"], facts["MONITOR_EXIT_STATUS"]) == ("other-0", "78")
+    wait_for_hook(lab)
+    assert lab.get("other-0", "ExecMainStatus") == "78"
     assert "other-0 is not configured" in lab.journal()
 
 

@@ -98,7 +98,7 @@ def test_one_question_without_an_answer_is_the_last(
     died = {name: kill(lab, name) for name in ("tag-0", "other-0")}
     for name in died:
         lab.wait_until(name, "failed")
-        lab.wait_until(f"nomarr-onfailure@{name}.service", "inactive")
+        lab.wait_until("nomarr-wakeup.service", "inactive")
     before = asked(answers)
     lab.systemctl("start", "nomarr-reconcile.service")
     assert asked(answers)[len(before) :] == ["labels"]
@@ -133,7 +133,7 @@ def test_a_fault_about_one_worker_is_none_of_the_others(lab: Lab, answers: Path)
     died = {name: kill(lab, name, signal.SIGUSR1) for name in ("other-0", "tag-1")}
     for name in died:
         lab.wait_until(name, "failed")
-        lab.wait_until(f"nomarr-onfailure@{name}.service", "inactive")
+        lab.wait_until("nomarr-wakeup.service", "inactive")
     lab.systemctl("start", "nomarr-reconcile.service")
     wait_for_run(lab, died["tag-1"], "tag-1")
     assert records_of(lab, "tag-1")[-1].invocation == died["tag-1"]

@@ -65,9 +65,8 @@ def fail(lab: Lab, number: int) -> str:
     """End the worker by a signal, wait until its hook has left, return what died."""
     invocation = lab.get("tag-0", "InvocationID")
     os.kill(lab.main_pid("tag-0"), number)
-    pending = Path(lab.paths.pending, invocation)
-    lab.wait_for(lambda: pending.exists() and "END=1" in pending.read_text(), what="the hook")
     lab.wait_until("tag-0", "failed")
+    lab.wait_until("nomarr-wakeup.service", "inactive")
     return invocation
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from nomarr_systemd.controller import observe
+from nomarr_systemd.controller import ended_units, observe
 from nomarr_systemd.core.ids import parse_component
 from nomarr_systemd.host import clock
 from nomarr_systemd.operate import overview, waiting
@@ -37,7 +37,7 @@ PROPERTIES = sorted(
         *waiting.FACTS,
         *witnesses.FACTS,
         *disagreement.PROPERTIES,
-        *observe.EXIT_FACTS,
+        *ended_units.EXIT_FACTS,
         *observe.UNIT_FACTS,
         *("LoadState", "UnitFileState", "NFileDescriptorStore", "ConditionResult", "StatusText"),
     }

@@ -123,7 +123,7 @@ def wait_for_record_done(lab: Lab, invocation: str) -> None:
 def test_an_end_that_no_hook_reported_is_found(lab: Lab) -> None:
     install(lab)
     lab.start("tag-0")
-    hook = "nomarr-onsuccess@.service.d/99-lost.conf"
+    hook = "nomarr-wakeup.service.d/99-lost.conf"
     lab.write_unit(hook, "[Service]\nExecStart=\nExecStart=/bin/true\n")
     lab.reload()
     ended = kill(lab, number=signal.SIGTERM)

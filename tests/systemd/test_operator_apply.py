@@ -423,32 +423,35 @@ def test_health_of_one_pool(site: Installation) -> None:
     assert "[pool.scan.health] startup_timeout_s: 7 → 8\n" in said
 
 
-OLD_WANTED = """\
-[Service]
-Type=oneshot
-RemainAfterExit=yes
-ExecStart=/bin/true
-"""
+OLD_WANTED = {
+    ".service": "[Service]\nType=oneshot\nRemainAfterExit=yes\nExecStart=/bin/true\n",
+    ".socket": "[Socket]\nListenFIFO=%t/wanted-%i\nService=nobody.service\n",
+}
 
 
-def test_workers_that_an_older_version_started_are_wanted(site: Installation) -> None:
-    """Before there was a unit for that, and when it was a service: of a worker that runs, and of
-    one that waits for its restart."""
+@pytest.mark.parametrize("kind", OLD_WANTED)
+def test_workers_that_an_older_version_started_are_wanted(site: Installation, kind: str) -> None:
+    """Before there was a unit for that, and when it was a service or a socket: of a worker that
+    runs, and of one that waits for its restart."""
     site.bring_up(3, backoff_s=60)
     lab = site.lab
-    lab.write_unit("nomarr-wanted@.service", OLD_WANTED)
+    lab.write_unit(f"nomarr-wanted@{kind}", OLD_WANTED[kind])
+    lab.write_unit("nobody.service", OLD_WANTED[".service"])
     lab.reload()
     site.kill("tag-1")
     lab.wait_for(lambda: site.records("tag-1"), what="the decision")
-    lab.systemctl("start", "nomarr-wanted@tag-1.service")
+    # Without a controller: it would take what follows for a request to stop tag-1.
+    lab.systemctl("stop", "nomarr-controller.socket", "nomarr-controller.service")
+    lab.systemctl("start", f"nomarr-wanted@tag-1{kind}")
     lab.stop("tag-2")
-    wanted = [f"nomarr-wanted@tag-{number}.socket" for number in range(3)]
+    wanted = [f"nomarr-wanted@tag-{number}.target" for number in range(3)]
     lab.systemctl("stop", *wanted)
     assert lab.get("tag-0", "ActiveState") == "active"
     site.configure(4, backoff_s=60)
     site.good("apply")
     states = [lab.get(name, "ActiveState") for name in wanted]
     assert states == ["active", "active", "active"]  # apply has started the last one again
+    lab.wait_until(f"nomarr-wanted@tag-1{kind}", "inactive")
     assert site.row("tag-1")["state"] == "restarting"
     lab.stop("tag-1")
     assert site.row("tag-1")["state"] == "stopped"

@@ -168,11 +168,12 @@ def leave_rubbish(site: Patient) -> None:
 
 
 def fail_helper(site: Patient) -> None:
-    site.lab.write_unit(
-        "nomarr-onfailure@tag-9.service", "[Service]\nType=oneshot\nExecStart=/bin/false\n"
-    )
+    dropin = "nomarr-wakeup.service.d/99-fail.conf"
+    site.lab.write_unit(dropin, "[Service]\nRestart=no\nExecStart=\nExecStart=/bin/false\n")
     site.lab.reload()
-    site.lab.systemctl("start", "nomarr-onfailure@tag-9.service", check=False)
+    site.lab.systemctl("start", "nomarr-wakeup.service", check=False)
+    Path(site.lab.units, dropin).unlink()
+    site.lab.reload()
 
 
 def spoil_configuration(site: Patient) -> None:
@@ -192,7 +193,7 @@ def own_unit_file(site: Patient) -> None:
 def lose_worker(site: Patient) -> None:
     """Down and wanted, and nothing on record."""
     site.lab.systemctl("stop", UNIT)
-    site.lab.systemctl("start", "nomarr-wanted@tag-0.socket")
+    site.lab.systemctl("start", "nomarr-wanted@tag-0.target")
 
 
 @pytest.mark.parametrize(
@@ -221,7 +222,7 @@ def lose_worker(site: Patient) -> None:
         ),
         (
             "the file is not what was applied (1 unit file would change)",
-            remove("{units}/nomarr-onfailure@.service"),
+            remove("{units}/nomarr-wakeup.service"),
         ),
         ("the package's unit file is replaced by", own_unit_file),
         ("not executable: nomarr-controller", remove("{state}/libexec/nomarr-controller")),
@@ -235,7 +236,7 @@ def lose_worker(site: Patient) -> None:
         ("1 failure waiting to be booked", leave_report),
         ("/pending: ", leave_rubbish),
         ("/spool: ", write("{state}/spool/x.json", "rubbish")),
-        ("nomarr-onfailure@tag-9.service has failed", fail_helper),
+        ("nomarr-wakeup.service has failed", fail_helper),
         ("config.json", spoil_configuration),
         ("nothing has been applied yet", remove("{state}/config.json")),
         ("down, and nothing will start", lose_worker),

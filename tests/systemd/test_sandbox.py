@@ -37,7 +37,7 @@ def test_hook_controller_and_restart_work_in_their_sandboxes(lab: Lab) -> None:
     program = lab.write_program("worker", "#!/bin/sh\nsystemd-notify --ready\nexec sleep 1000\n")
     policy = "[policy]\nbackoff_base_s = 0.1\nbackoff_jitter = 0\n"
     lab.install(f'{policy}[pool.tag]\ncommand = ["{program}"]\nwatchdog_s = 3600\n')
-    close(lab, *(f"nomarr-{name}" for name in ("onfailure@", "controller", "restart@")))
+    close(lab, *(f"nomarr-{name}" for name in ("wakeup", "controller", "restart@")))
     lab.start("tag-0")
     first = lab.get("tag-0", "InvocationID")
 
@@ -74,10 +74,10 @@ def test_a_worker_runs_in_its_sandbox(lab: Lab) -> None:
     lab.install(f'[pool.tag]\ncommand = ["{program}"]\nwatchdog_s = 3600\n')
     close(lab, "nomarr-worker@")
     lab.start("tag-0")
-    assert lab.get("nomarr-wanted@tag-0.socket", "ActiveState") == "active"
+    assert lab.get("nomarr-wanted@tag-0.target", "ActiveState") == "active"
     lab.stop("tag-0")
     assert lab.get("tag-0", "ActiveState") == "inactive"
-    assert lab.get("nomarr-wanted@tag-0.socket", "ActiveState") == "inactive"
+    assert lab.get("nomarr-wanted@tag-0.target", "ActiveState") == "inactive"
 
 
 def test_the_page_works_in_its_sandbox(lab: Lab) -> None:

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from nomarr_systemd.controller.reports import Report, write_report
+from nomarr_systemd.core.death import name_signal
 from nomarr_systemd.core.ids import parse_component
 from tests.support.crashes import (
     QUICK,
@@ -44,14 +46,14 @@ def install_many(lab: Lab, policy: str = QUICK) -> list[str]:
     return names
 
 
-def wait_for_hook(lab: Lab, instance: str, invocation: str) -> None:
-    report = Path(lab.paths.pending, invocation)
-    lab.wait_for(lambda: report.exists() and "END=1" in report.read_text(), what="the report")
+def wait_for_hook(lab: Lab, instance: str) -> None:
     lab.wait_until(instance, "failed")
+    lab.wait_until("nomarr-wakeup.service", "inactive")
 
 
 def test_two_failures_of_a_worker_that_wait_together_forget_nobody(lab: Lab) -> None:
-    """Booked in the order of their random ids, the older one undid the newer one's restart."""
+    """Booked in the order of their random ids, the older one undid the newer one's restart. The
+    first is known by the report of a controller that was killed right after."""
     names = install_many(lab)
     # Held up: a start of a worker starts the socket again, and the hook rings.
     bell = "nomarr-controller.service.d/90-bell.conf"
@@ -62,8 +64,11 @@ def test_two_failures_of_a_worker_that_wait_together_forget_nobody(lab: Lab) -> 
         for name, number in zip(names, SIGNALS, strict=True):
             died[name].append(kill(lab, name, number))
         for name in names:
-            wait_for_hook(lab, name, died[name][-1])
+            wait_for_hook(lab, name)
         if len(died[names[0]]) == 1:
+            for (name, (run,)), number in zip(died.items(), SIGNALS, strict=True):
+                words = ("signal", "killed", name_signal(number))
+                write_report(lab.paths, Report(parse_component(name), run, *words))
             lab.start(*names)
     Path(lab.units, bell).unlink()
     lab.reload()
@@ -123,7 +128,7 @@ def test_a_stop_before_the_timer_is_made_is_kept(lab: Lab) -> None:
     lab.start("tag-0")
     lab.systemctl("stop", *CONTROLLER)
     died = kill(lab)
-    wait_for_hook(lab, "tag-0", died)
+    wait_for_hook(lab, "tag-0")
     lab.stop("tag-0")
     lab.systemctl("start", "nomarr-controller.socket")
     check_stays_down(lab, died)
@@ -156,9 +161,7 @@ def test_a_stop_of_a_held_worker_is_kept(lab: Lab, why: str) -> None:
         Path(lab.paths.hold, "tag-0").write_text(f"{why}\n")
     lab.systemctl("stop", *CONTROLLER)
     died = kill(lab, "tag-0", number)
-    wait_for_hook(lab, "tag-0", died)
-    if why != "supervisor":
-        Path(lab.paths.pending, died).unlink()
+    wait_for_hook(lab, "tag-0")
     lab.stop("tag-0")
     if why == "supervisor":
         lab.systemctl("start", "nomarr-supervisor.service")
@@ -167,13 +170,12 @@ def test_a_stop_of_a_held_worker_is_kept(lab: Lab, why: str) -> None:
 
 
 def test_a_restart_that_ends_badly_is_not_counted(lab: Lab) -> None:
-    """The unit has moved on when its death is booked: only the wanted unit tells."""
+    """The unit has moved on when the controller looks: only the wanted unit tells."""
     install(lab, answer=1)
     lab.start("tag-0")
-    died = lab.get("tag-0", "InvocationID")
     lab.systemctl("restart", parse_component("tag-0").unit)
-    record = wait_for_record(lab, died, "done")
-    assert (record.action, record.text) == ("ignore", "a stop was asked for")
+    lab.systemctl("start", "nomarr-reconcile.service")
+    assert all(record.action == "ignore" for record in records_of(lab))
     assert lab.get("tag-0", "ActiveState") == "active"
 
 
@@ -265,7 +267,7 @@ def test_the_reconciler_comes_back_for_a_worker_that_is_starting(lab: Lab) -> No
     lab.start("tag-0")
     lab.systemctl("stop", *CONTROLLER)
     died = kill(lab)
-    wait_for_hook(lab, "tag-0", died)
+    wait_for_hook(lab, "tag-0")
     os.mkfifo(f"{lab.runtime}/gate")
     lab.write_unit("nomarr-worker@tag-0.service.d/60-slow.conf", needs)
     lab.reload()
@@ -310,25 +312,37 @@ def test_a_ledger_that_is_lost_starts_nobody_who_was_stopped(lab: Lab) -> None:
     assert [each.effect for each in records_of(lab)] in ([], ["done"])
 
 
-def test_a_start_by_hand_before_a_late_hook_loses_no_failure(lab: Lab) -> None:
-    """What systemd tells a hook is of the run that is there when the hook runs."""
+def test_a_start_by_hand_before_the_controller_looks_loses_no_failure(lab: Lab) -> None:
+    """systemd shows only when it was: the death is counted, once, and its cause is unknown."""
     install(lab)
-    gate = f"{lab.directory}/gate"
-    os.mkfifo(gate)
-    late = f"[Service]\nExecStartPre=/bin/sh -c 'read x < {gate}'\n"
-    lab.write_unit("nomarr-onfailure@.service.d/50-late.conf", late)
-    lab.reload()
     lab.start("tag-0")
+    first = kill(lab)
+    wait_for_run(lab, first)
+    lab.wait_for_rest()
+    lab.systemctl("stop", "nomarr-controller.socket", "nomarr-controller.service")
     died = kill(lab)
-    lab.wait_until("nomarr-onfailure@tag-0.service", "activating")
-    lab.systemctl("start", "--no-block", "nomarr-worker@tag-0.service")
-    assert lab.get("tag-0", "InvocationID") == died, "the start waits for the hook"
-    with open(gate, "w", encoding="ascii") as file:
-        file.write("go\n")
-    wait_for_run(lab, died)
-    record = lab.wait_for(lambda: account_of(lab).find(died), what="it is on record")
-    assert record is not None
-    assert (record.kind, record.code) == ("signal", -9)
+    lab.wait_until("tag-0", "failed")
+    lab.start("tag-0")
+    run = lab.get("tag-0", "InvocationID")
+    for _ in range(3):
+        lab.systemctl("start", "nomarr-reconcile.service")
+    assert lab.get("tag-0", "InvocationID") == run != died
+    one, other = records_of(lab)
+    assert (one.invocation, one.kind, one.code) == (first, "signal", -9)
+    assert (other.kind, other.code, other.action, other.effect) == ("exit", -1, "restart", "done")
+    assert other.lifetime_used == one.lifetime_used + 1
+
+
+def test_a_requested_restart_is_no_death(lab: Lab) -> None:
+    """Whatever ends first: the wanted unit is started again before the worker has stopped."""
+    install(lab)
+    lab.start("tag-0")
+    lab.systemctl("restart", parse_component("tag-0").unit)
+    lab.stop("tag-0")
+    lab.start("tag-0")
+    for _ in range(2):
+        lab.systemctl("start", "nomarr-reconcile.service")
+    assert records_of(lab) == []
 
 
 def test_a_reload_of_systemd_starts_no_reconciler(lab: Lab) -> None:

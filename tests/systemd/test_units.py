@@ -15,8 +15,7 @@ from nomarr_systemd.host.layout import Paths, make_programs, system_paths
 from nomarr_systemd.systemd.unit_files import UnitsRefused, find_data, verify
 
 EXPOSURE = {
-    "nomarr-onfailure@.service": 1.7,
-    "nomarr-onsuccess@.service": 1.7,
+    "nomarr-wakeup.service": 1.7,
     "nomarr-controller.service": 1.6,
     "nomarr-restart@.service": 1.7,
     "nomarr-pause-end.service": 1.7,
@@ -24,7 +23,6 @@ EXPOSURE = {
     "nomarr-supervisor.service": 1.4,  # CAP_KILL, and a network; 1.0 with SQLite
     "nomarr-web.service": 2.0,
     "nomarr-worker@.service": 2.4,
-    "nomarr-wanted.service": 1.7,
 }
 
 pytestmark = pytest.mark.skipif(

@@ -18,7 +18,6 @@ from nomarr_systemd.core.errors import ConfigError
 from nomarr_systemd.core.ids import Component
 from nomarr_systemd.host.layout import LIBEXEC, Paths, system_paths
 from nomarr_systemd.systemd.unit_files import (
-    DROPIN,
     MARK,
     STORE_USERS,
     UnitError,
@@ -103,16 +102,11 @@ def test_a_command_may_be_notified_for_by_its_children() -> None:
     assert list(json.loads(told.removeprefix("NOMARR_SETTINGS="))) == ["store"]
 
 
-def test_64_workers_share_a_slice_and_so_do_the_hooks_of_a_large_pool() -> None:
-    small = render_files(parse(POOL.replace("2", "64")), system_paths())
-    assert not any(name.startswith("nomarr-onfailure@") for name in small)
+def test_64_workers_share_a_slice() -> None:
     large = render_files(parse(POOL.replace("2", "65")), system_paths())
-    hook = r"system-nomarr\x2donfailure"
     for number, part in ((0, 0), (63, 0), (64, 1)):
         worker = Component("tag", number)
         assert f"Slice=nomarr-tag-{part}.slice" in sections(large[dropin_of(worker)])["Service"]
-        text = large[f"nomarr-onfailure@tag-{number}.service.d/{DROPIN}"]
-        assert sections(text) == {"Service": [f"Slice={hook}-tag-{part}.slice"]}
 
 
 def test_a_worker_that_runs_in_another_slice_is_not_restarted_for_that(tmp_path: Path) -> None:

@@ -17,16 +17,13 @@ from nomarr_systemd.core.text import count
 from nomarr_systemd.operate.apply import make_plan
 from nomarr_systemd.operate.doctor.installation import Found, Installation, list_some
 from nomarr_systemd.systemd import unit_files
-from nomarr_systemd.systemd.manager import RECONCILER, SUPERVISOR
+from nomarr_systemd.systemd.manager import RECONCILER, SUPERVISOR, WAKEUP
 
 _SOCKET: Final = "nomarr-supervisor.socket"
 _RUNNING: Final = (
     *(SUPERVISOR, _SOCKET, "nomarr-controller.socket", "nomarr-reconcile.timer", TARGET),
 )
-_HELPERS: Final = (
-    *("nomarr-onfailure@*", "nomarr-onsuccess@*", "nomarr-restart@*.service"),
-    *("nomarr-controller.service", RECONCILER),
-)
+_HELPERS: Final = (*(WAKEUP, "nomarr-restart@*.service", "nomarr-controller.service", RECONCILER),)
 _PROGRAMS: Final = ("nomarr-supervisor", "nomarr-controller", "nomarr-worker")
 _FACTS: Final = ("LoadState", "DropInPaths", "FragmentPath", "NeedDaemonReload")
 _ASSIGNED: Final = re.compile(r"^[ \t]*([A-Z][A-Za-z0-9]*)[ \t]*=", re.MULTILINE)
