@@ -25,7 +25,7 @@ from nomarr_systemd.core.ledger_record import DECISIONS, Record
 from nomarr_systemd.core.time import Moment
 from nomarr_systemd.host import clock
 from nomarr_systemd.systemd.manager import monotonic_ms
-from nomarr_systemd.systemd.stop_intent import WANTED_FACTS, was_asked_before
+from nomarr_systemd.systemd.stop_intent import WANTED_FACTS, was_restarted
 from nomarr_systemd.systemd.timers import NO_TIMER, read_timer, timer_of
 
 Facts = Mapping[str, str]
@@ -63,12 +63,19 @@ def find_failed(
         failed = [each for each in failed if _pair(each, runs) not in site.looked_at]
     shown = _ask_runs(site, failed, EXIT_FACTS)
     found, others = [], []
+    is_away = False  # one that hangs is asked once
     for component in failed:
         facts = shown[component.unit]
         run = facts["InvocationID"]
         if not run or run in known or facts["ActiveState"] != "failed":
             continue
-        if _is_on_record(site, component, run):
+        try:
+            is_known = not is_away and _is_on_record(site, component, run)
+        except StoreError:
+            is_away = True
+        if is_away:
+            is_known = _is_decided_blindly(site, component, run)
+        if is_known:
             if _pair(component, shown) not in site.looked_at:
                 site.looked_at.add(_pair(component, shown))
                 others.append(component)
@@ -100,16 +107,17 @@ def _pair(component: Component, shown: Mapping[str, Facts]) -> tuple[str, str]:
 
 
 def _is_on_record(site: Site, component: Component, run: str) -> bool:
-    """Return True if the death of this run is on record; without a ledger, if it is spooled, or its
-    restart is scheduled. An elapsed timer may be that of an earlier death; what is spooled twice
-    is booked once."""
-    try:
-        return bool(site.ledger.account(component.component_id).find_last(run))
-    except StoreError:
-        if site.spool.has(run):
-            return True
-        timer = timer_of(component)
-        return read_timer(site.manager.list_loaded(timer).get(timer, NO_TIMER)) == "waiting"
+    """Return True if the death of this run is in the ledger."""
+    return bool(site.ledger.account(component.component_id).find_last(run))
+
+
+def _is_decided_blindly(site: Site, component: Component, run: str) -> bool:
+    """Return True if the death of this run is spooled, or its restart is scheduled. An elapsed
+    timer may be that of an earlier death; what is spooled twice is booked once."""
+    timer = timer_of(component)
+    return site.spool.has(run) or (
+        read_timer(site.manager.list_loaded(timer).get(timer, NO_TIMER)) == "waiting"
+    )
 
 
 def find_overtaken(
@@ -121,7 +129,12 @@ def find_overtaken(
     on record in one that was lost."""
     waiting = {each.component for each in reports}
     waiting |= {parse_component(each.death.component_id) for each in site.spool.read()[0]}
-    running = [each for each in site.config.components() if each not in {*idle, *waiting}]
+    apart = {*idle, *waiting}
+    running = [
+        each
+        for each in site.config.components()
+        if each not in apart and site.config.find_rules(each).on_clean_exit != "stay"
+    ]
     shown = site.manager.show([each.unit for each in running], [_ENDED])
     ended = [each for each in running if int(shown[each.unit][_ENDED] or 0)]
     questions: dict[str, Sequence[str]] = {}
@@ -131,19 +144,19 @@ def find_overtaken(
     ends = {}
     for each in ended:
         unit, wanted = shown[each.unit], shown[each.wanted_unit]
-        died_us = int(unit[_ENDED] or 0)
-        is_wanted = wanted["ActiveState"] == "active" and 0 < int(wanted[_BEGAN] or 0) < died_us
+        died_us, since_us = int(unit[_ENDED] or 0), int(wanted[_BEGAN] or 0)
         runs_again = died_us < int(unit[_BEGAN] or 0)
-        if is_wanted and runs_again and not was_asked_before(died_us, wanted):
+        if runs_again and 0 < since_us < died_us and not was_restarted(wanted):
             ends[each] = died_us // 1000
     accounts = {each.component_id: each for each in site.ledger.accounts()} if ends else {}
     rows = [each.rows[0] for each in accounts.values() if each.rows]
     first_ms = min((Record.read(row).wall_ms for row in rows), default=0)
     now, now_ms = clock.now(), monotonic_ms()
+    slept_ms = max(0, now.boottime_ms - now_ms)  # perhaps since then
     found = []
     for each, died_ms in ends.items():
         account = accounts.get(each.component_id) or Account(each.component_id)
-        died = now.later(died_ms - now_ms)
+        died = now.later(died_ms - now_ms - slept_ms)
         if 0 < first_ms < died.wall_ms and not _has_decided_since(account, died):
             report = Report(each, f"{died_ms:032x}", OVERTAKEN, age_ms=now_ms - died_ms)
             found.append(report)
@@ -153,8 +166,8 @@ def find_overtaken(
 
 
 def _has_decided_since(account: Account, died: Moment) -> bool:
-    """Return True if a death was decided about since this moment, by one of both clocks: the one
-    may be set, and the other stands still while the machine sleeps."""
+    """Return True if a death was decided about since this moment, by one of both clocks: one of
+    them may be set."""
     return any(
         each.wall_ms >= died.wall_ms - _NEAR_MS
         or (each.boot_id == died.boot_id and each.boottime_ms >= died.boottime_ms - _NEAR_MS)

@@ -49,7 +49,7 @@ IDLE_S: Final = 30.0  # until it rests
 RESTING: Final = "resting"  # its status in systemctl status
 REST_S: Final = 3600.0  # between two signs of life while it rests
 LOOK_AGAIN_S: Final = 0.5  # between two observations of a canary, and after a start
-HOOK_S: Final = 0.02  # between two looks while the hook still runs
+HOOK_S: Final = 0.01  # before the second look while the hook runs; then twice as long each time
 FLUSH_MS: Final = 1000  # between two tries to send what journald could not take
 LOOK_AT_ALL_MS: Final = 10_000  # between two observations of its pool, if no report comes
 PAUSE_END: Final = "nomarr-pause-end"  # its timer is transient
@@ -212,7 +212,7 @@ def serve(site: Site, fifo: int, applied: Stamp, *, idle_s: float = IDLE_S) -> b
     poll.register(fifo, select.POLLIN)
     everybody, rang = False, True
     seen: Canaries = ()
-    looked_ms = 0
+    looked_ms, hook_s = 0, HOOK_S
     while True:
         # Lines only wake this process: systemd shows what has ended.
         with contextlib.suppress(BlockingIOError):
@@ -238,7 +238,8 @@ def serve(site: Site, fifo: int, applied: Stamp, *, idle_s: float = IDLE_S) -> b
         # While this process does not read, systemd would queue all its signals for it.
         site.manager.close()
         wait_s = LOOK_AGAIN_S if is_busy else idle_s
-        rang = _wait(site, poll, HOOK_S if site.hook_runs else wait_s)
+        hook_s = min(2 * hook_s, LOOK_AGAIN_S) if site.hook_runs else HOOK_S
+        rang = _wait(site, poll, hook_s if site.hook_runs else wait_s)
         # Before it rests, it observes every worker.
         everybody = not rang and not is_busy and not site.hook_runs
 

@@ -231,8 +231,6 @@ def _want_running(manager: Manager) -> None:
     wanted = {name.partition("@")[2].rpartition(".")[0] for name in running}
     units = [each.wanted_unit for each in map(find_instance, sorted(wanted)) if each]
     queue(manager, "start", [unit for unit in units if unit not in running])
-    mine = (UNIT_PREFIX, *units)
-    queue(manager, "stop", sorted(name for name in running if not name.startswith(mine)))
 
 
 def _is_in_force(scope: Scope, manager: Manager, config: Config) -> bool:

@@ -327,7 +327,8 @@ class Supervisor:
             patience_s = worker.rules.staleness_interval_s * worker.rules.max_misses
             check = partial(self._actions.check_for_frames, worker, current)
             self._loop.at_about(self._loop.now + patience_s, check)
-        self._run_state.keep(worker)
+        if current:  # else it is kept when systemd has answered: the next supervisor would ask
+            self._run_state.keep(worker)
         if frames:
             self._announce_frames(worker, frames)
         else:
@@ -350,12 +351,14 @@ class Supervisor:
         self, worker: Worker, invocation: str, is_farewell: bool, is_requested: bool
     ) -> None:
         """Take systemd's answer about the end of a run. Another may have begun since."""
-        if not is_farewell and not worker.invocation:
+        is_last = not worker.invocation and worker.ended and worker.ended.invocation == invocation
+        if not is_farewell and is_last:
             if is_requested:
                 self._step(worker, _STOPPING)
             self._step(worker, EOF_GONE)
         elif not is_farewell and not is_requested:
             self._actions.note_crash(worker, invocation, "pipe-closed")
+        self._run_state.keep(worker)
         self.announcer.tell_worker(worker)
         if is_requested or is_farewell:
             cause = STOPPED if is_requested else LEFT

@@ -179,8 +179,11 @@ class Manager:
                 Call("ListUnitsByPatterns", "asas", asked),
             ]
         )
-        facts = {name: as_text(name, [LISTED[name](hook[0][0])]) for name in ("ActiveState", "Job")}
+        facts = {name: as_text(name, [take(hook[0][0])]) for name, take in LISTED.items()}
         is_over = facts["ActiveState"] in _IDLE and not facts["Job"]
+        is_over = (
+            is_over or facts["SubState"] == "auto-restart"
+        )  # it has failed, and will run again
         return {row[0]: row[3] for row in found[0] if row[3] in _IDLE}, is_over
 
     def list_loaded(self, *patterns: str) -> dict[str, dict[str, str]]:

@@ -52,6 +52,14 @@ def was_asked_before(died_us: int, wanted: Facts) -> bool:
     return 0 < stopped <= died_us < stopped + _LONGEST_STOP_US
 
 
+def was_restarted(wanted: Facts) -> bool:
+    """Return True if the worker is not wanted, or since its restart was requested: the run before
+    may have ended for that, however long it took."""
+    stopped = _us(wanted, "InactiveEnterTimestampMonotonic")
+    began = _us(wanted, "InactiveExitTimestampMonotonic")
+    return wanted["ActiveState"] != "active" or 0 < stopped <= began <= stopped + _RESTART_US
+
+
 def is_down(unit: Facts, wanted: Facts) -> bool:
     """Return True if the unit does not run although it was started and no stop was requested since:
     it failed, ended by itself, or could not be started."""
