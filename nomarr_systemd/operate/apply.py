@@ -209,9 +209,12 @@ def carry_out(scope: Scope, plan: Plan, say: Callable[[str], None], tell: Tell) 
         write_durably(scope.paths.resolved, resolved, mode=0o644)
         _forget(scope, plan._replace(gone=gone))
         manager.reload()
-        _want_running(manager)
-        # A sandbox changes only with a new process; the supervisor's pipes are kept by systemd.
-        manager.restart_running(filter(plan.changes.concern, unit_files.STORE_USERS))
+        old = _want_running(manager)
+        # A sandbox changes only with a new process; the supervisor's pipes are kept by systemd. And
+        # programs of an older version would take the end of its wanted units for stops.
+        concerned = [each for each in unit_files.STORE_USERS if plan.changes.concern(each)]
+        manager.restart_running(unit_files.STORE_USERS if old else concerned)
+        queue(manager, "stop", old)
         manager.reload_or_start(SUPERVISOR)
         _wait_for_pipes(scope, plan.config, tell)
         busy = _restart(manager, plan, say, tell)
@@ -223,14 +226,15 @@ def carry_out(scope: Scope, plan: Plan, say: Callable[[str], None], tell: Tell) 
     return [*stopping, *busy]
 
 
-def _want_running(manager: Manager) -> None:
+def _want_running(manager: Manager) -> list[str]:
     """Start the wanted units of workers that an older version started: it had none, or services or
-    sockets in their place, which workers that wait for their restart have as well."""
+    sockets in their place, which workers that wait for their restart have as well. Return these."""
     states = manager.list_loaded(f"{UNIT_PREFIX}*{UNIT_SUFFIX}", f"{WANTED_PREFIX}*")
     running = {name for name, facts in states.items() if facts["ActiveState"] in _RUNNING}
     wanted = {name.partition("@")[2].rpartition(".")[0] for name in running}
     units = [each.wanted_unit for each in map(find_instance, sorted(wanted)) if each]
     queue(manager, "start", [unit for unit in units if unit not in running])
+    return sorted(name for name in running if not name.startswith((UNIT_PREFIX, *units)))
 
 
 def _is_in_force(scope: Scope, manager: Manager, config: Config) -> bool:

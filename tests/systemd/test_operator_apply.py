@@ -451,6 +451,7 @@ def test_workers_that_an_older_version_started_are_wanted(site: Installation, ki
     site.good("apply")
     states = [lab.get(name, "ActiveState") for name in wanted]
     assert states == ["active", "active", "active"]  # apply has started the last one again
+    lab.wait_until(f"nomarr-wanted@tag-1{kind}", "inactive")
     assert site.row("tag-1")["state"] == "restarting"
     lab.stop("tag-1")
     assert site.row("tag-1")["state"] == "stopped"
