@@ -74,7 +74,7 @@ def find_failed(
         except StoreError:
             is_away = True
         if is_away:
-            is_known = _is_decided_blindly(site, component, run)
+            is_known = is_decided_blindly(site, component, run)
         if is_known:
             if _pair(component, shown) not in site.looked_at:
                 site.looked_at.add(_pair(component, shown))
@@ -111,7 +111,7 @@ def _is_on_record(site: Site, component: Component, run: str) -> bool:
     return bool(site.ledger.account(component.component_id).find_last(run))
 
 
-def _is_decided_blindly(site: Site, component: Component, run: str) -> bool:
+def is_decided_blindly(site: Site, component: Component, run: str) -> bool:
     """Return True if the death of this run is spooled, or its restart is scheduled. An elapsed
     timer may be that of an earlier death; what is spooled twice is booked once."""
     timer = timer_of(component)

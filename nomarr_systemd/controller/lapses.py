@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
+from nomarr_systemd.controller.ended_units import is_decided_blindly
 from nomarr_systemd.controller.reports import ENDED_UNASKED, NOT_BEGUN, Report, write_report
 from nomarr_systemd.controller.site import Site
 from nomarr_systemd.core.account import Account
@@ -21,7 +22,6 @@ from nomarr_systemd.systemd.stop_intent import (
     is_down,
     was_asked_to_stop,
 )
-from nomarr_systemd.systemd.timers import read_timer, timer_of
 
 Facts = Mapping[str, str]
 Accounts = Mapping[str, Account] | None  # None: the ledger is away
@@ -52,7 +52,7 @@ def find_lapses(
         run = find_run(unit, wanted)
         if not run or run in known or unit["LoadState"] == "masked" or not is_down(unit, wanted):
             continue
-        if _is_decided(each, run, shown, accounts):
+        if _is_decided(site, each, run, accounts):
             continue
         if not has_begun(unit, wanted):
             if not site.holds.read(each):
@@ -74,21 +74,21 @@ def find_lapses(
     return found
 
 
-def _is_decided(
-    component: Component, run: str, shown: Mapping[str, Facts], accounts: Accounts
-) -> bool:
-    """Return True if it is on record, and no start since then has failed. Without a ledger its
-    timer shows that it was decided about."""
+def _is_decided(site: Site, component: Component, run: str, accounts: Accounts) -> bool:
+    """Return True if it is on record, and no start since then has failed. Without a ledger it is in
+    the spool, or its timer waits."""
     if accounts is None:
-        return read_timer(shown[timer_of(component)]) != "none"
+        return is_decided_blindly(site, component, run)
     account = accounts.get(component.component_id)
     last = account.find_last(run) if account else None
     return last is not None and last.effect != "started"
 
 
 def _is_unheard(component: Component, run: str, accounts: Accounts) -> bool:
-    """Return True if the ledger has no record of this run."""
-    account = (accounts or {}).get(component.component_id)
+    """Return True if the ledger has no record of this run, or is away."""
+    if accounts is None:
+        return True
+    account = accounts.get(component.component_id)
     return account is not None and account.find_last(run) is None
 
 
