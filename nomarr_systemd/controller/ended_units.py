@@ -5,7 +5,6 @@ becomes of the unit.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
@@ -85,8 +84,7 @@ def find_failed(
         age_ms = max(0, monotonic_ms() - died_ms) if died_ms else 0
         report = Report(component, run, facts["Result"], *words, age_ms)
         found.append(report)
-        with contextlib.suppress(OSError):  # a full /run: it is found again
-            write_report(site.paths, report)
+        write_report(site.paths, report)
     return found, others
 
 
@@ -160,8 +158,7 @@ def find_overtaken(
         if 0 < first_ms < died.wall_ms and not _has_decided_since(account, died):
             report = Report(each, f"{died_ms:032x}", OVERTAKEN, age_ms=now_ms - died_ms)
             found.append(report)
-            with contextlib.suppress(OSError):  # as above
-                write_report(site.paths, report)
+            write_report(site.paths, report)
     return found
 
 

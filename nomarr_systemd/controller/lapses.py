@@ -5,7 +5,6 @@ was started. For each a report is written: it is booked, carried out and told li
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
@@ -69,8 +68,7 @@ def find_lapses(
         run = shown[each.unit]["InvocationID"]
         found.append(Report(each, run, ENDED_UNASKED if is_end else facts["Result"], *words))
     for report in found:
-        with contextlib.suppress(OSError):  # a full /run: it is found again
-            write_report(site.paths, report)
+        write_report(site.paths, report)
     return found
 
 

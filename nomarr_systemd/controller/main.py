@@ -77,7 +77,7 @@ def run(
     site.ask_anew()
     reports = read_reports(site.paths, with_untold=everybody or with_untold)
     fresh = [each for each in reports.deaths if not each.is_untold]
-    if everybody:  # or the ledger may have been lost since
+    if everybody:  # again at each: the ledger may have been lost, and records with it
         site.looked_at.clear()
     idle = find_idle(site)
     unheard, others = find_failed(site, idle, fresh)

@@ -115,18 +115,20 @@ def _parse(text: str, written_ns: int) -> Report | Component:
 
 
 def write_report(paths: Paths, report: Report) -> None:
-    """Write a report; the time of the file is that of the death."""
+    """Write a report; the time of the file is that of the death. If /run is full, it is not
+    written: the death is found again."""
     text = (
         f"MONITOR_INVOCATION_ID={report.invocation}\nMONITOR_SERVICE_RESULT={report.result}\n"
         f"MONITOR_EXIT_CODE={report.exit_code}\nMONITOR_EXIT_STATUS={report.exit_status}\n"
         f"INSTANCE={report.component.instance}\nEND=1\n"
     )
-    os.makedirs(paths.pending, 0o700, exist_ok=True)
-    with open(os.path.join(paths.pending, report.invocation), "w", encoding="ascii") as file:
-        file.write(text)
-        file.flush()
-        died_ns = time.time_ns() - report.age_ms * 1_000_000
-        os.utime(file.fileno(), ns=(died_ns, died_ns))
+    died_ns = time.time_ns() - report.age_ms * 1_000_000
+    with contextlib.suppress(OSError):
+        os.makedirs(paths.pending, 0o700, exist_ok=True)
+        with open(os.path.join(paths.pending, report.invocation), "w", encoding="ascii") as file:
+            file.write(text)
+            file.flush()
+            os.utime(file.fileno(), ns=(died_ns, died_ns))
 
 
 def make_directory(paths: Paths) -> None:

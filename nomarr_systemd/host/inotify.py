@@ -1,4 +1,4 @@
-"""The part of the kernel's inotify that watches the names in directories.
+"""The part of the kernel's inotify that watches the names in a directory.
 
 Python has no binding of its own; two functions of the C library are enough.
 """
@@ -18,30 +18,27 @@ _BUFFER: Final = 65536
 
 
 class DirectoryWatch:
-    """Reports which names in directories were added, removed or replaced. ``fd`` is for poll()."""
+    """Reports which names in a directory were added, removed or replaced. ``fd`` is for poll()."""
 
-    def __init__(self, *directories: str) -> None:
-        """Watch the directories; OSError if one of them cannot be watched."""
+    def __init__(self, directory: str) -> None:
+        """Watch the directory; OSError if it cannot be watched."""
         import ctypes  # slow to import, and most programs that know of this class never watch
 
+        self._directory = directory
         libc = ctypes.CDLL(None, use_errno=True)
         self.fd: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         if self.fd < 0:
-            raise _failure(directories[0])
-        self._directories = {}
-        for directory in directories:
-            mark = libc.inotify_add_watch(self.fd, os.fsencode(directory), _NAMES | _ONLYDIR)
-            if mark < 0:
-                error = _failure(directory)
-                self.close()
-                raise error
-            self._directories[mark] = directory
+            raise _failure(directory)
+        if libc.inotify_add_watch(self.fd, os.fsencode(directory), _NAMES | _ONLYDIR) < 0:
+            error = _failure(directory)
+            self.close()
+            raise error
 
     def read(self) -> set[str] | None:
         """Return the names that changed since the last call, or None if some were lost: then check
         all.
 
-        FileNotFoundError when a directory itself is gone.
+        FileNotFoundError when the directory itself is gone.
         """
         names: set[str] = set()
         whole = True
@@ -52,10 +49,10 @@ class DirectoryWatch:
                 return names if whole else None
             place = 0
             while place < len(data):
-                mark, mask, _, length = _HEADER.unpack_from(data, place)
+                _, mask, _, length = _HEADER.unpack_from(data, place)
                 place += _HEADER.size
                 if mask & (_IGNORED | _UNMOUNT):
-                    raise FileNotFoundError(f"{self._directories[mark]} was removed")
+                    raise FileNotFoundError(f"{self._directory} was removed")
                 if mask & _OVERFLOW:
                     whole = False
                 else:

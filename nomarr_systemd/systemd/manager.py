@@ -162,28 +162,20 @@ class Manager:
 
     def list_failed(self, pattern: str) -> list[str]:
         """Return the loaded units of this pattern that are ``failed``."""
-        return self.list_units("failed", pattern)
-
-    def list_units(self, state: str, pattern: str) -> list[str]:
-        """Return the loaded units of this pattern whose ActiveState is this."""
-        found = self._ask(Call("ListUnitsByPatterns", "asas", ([state], [pattern])))
-        return [row[0] for row in found[0] if row[3] == state]
+        found = self._ask(Call("ListUnitsByPatterns", "asas", (["failed"], [pattern])))
+        return [row[0] for row in found[0] if row[3] == "failed"]
 
     def list_idle(self, pattern: str) -> tuple[dict[str, str], bool]:
         """Return the loaded units of this pattern that are failed or inactive, with their state;
         and True if the hook had ended before: then what ends later will start it again."""
-        asked = ([*_IDLE], [pattern])
-        hook, found = self._ask_all(
-            [
-                Call("ListUnitsByNames", "as", ([WAKEUP],)),
-                Call("ListUnitsByPatterns", "asas", asked),
-            ]
+        calls = (
+            Call("ListUnitsByNames", "as", ([WAKEUP],)),
+            Call("ListUnitsByPatterns", "asas", ([*_IDLE], [pattern])),
         )
+        hook, found = self._ask_all(calls)
         facts = {name: as_text(name, [take(hook[0][0])]) for name, take in LISTED.items()}
-        is_over = facts["ActiveState"] in _IDLE and not facts["Job"]
-        is_over = (
-            is_over or facts["SubState"] == "auto-restart"
-        )  # it has failed, and will run again
+        has_failed = facts["SubState"] == "auto-restart"  # it will run again
+        is_over = has_failed or (facts["ActiveState"] in _IDLE and not facts["Job"])
         return {row[0]: row[3] for row in found[0] if row[3] in _IDLE}, is_over
 
     def list_loaded(self, *patterns: str) -> dict[str, dict[str, str]]:

@@ -19,21 +19,13 @@ from nomarr_systemd.jobs import queue
 from nomarr_systemd.jobs.claims import Claims
 from nomarr_systemd.store.sqlite.store import SqliteStore
 from tests.support.lab import Lab
-from tests.support.operator_site import Installation
+from tests.support.operator_site import WORKER, Installation
 from tests.support.supervision import Live, status_of
 
 UNIT = "nomarr-worker@tag-0.service"
 SUPERVISOR = "nomarr-supervisor.service"
 # A SIGTERM ends its frames, and nothing else.
-DEAF = """\
-#!/bin/sh
-trap "exec sleep 1000" TERM
-systemd-notify --ready
-while :; do
-    printf 'HEALTH|{"component_id":"%s","status":"healthy"}\\n' "$NOMARR_COMPONENT_ID" >&3
-    sleep 0.1 & wait $!
-done 3>"$NOMARR_HEALTH_PIPE"
-"""
+DEAF = WORKER.replace("exit 0", "exec sleep 1000")
 
 
 @pytest.fixture

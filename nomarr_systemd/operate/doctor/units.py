@@ -23,7 +23,7 @@ _SOCKET: Final = "nomarr-supervisor.socket"
 _RUNNING: Final = (
     *(SUPERVISOR, _SOCKET, "nomarr-controller.socket", "nomarr-reconcile.timer", TARGET),
 )
-_HELPERS: Final = (*(WAKEUP, "nomarr-restart@*.service", "nomarr-controller.service", RECONCILER),)
+_HELPERS: Final = (WAKEUP, "nomarr-restart@*.service", "nomarr-controller.service", RECONCILER)
 _PROGRAMS: Final = ("nomarr-supervisor", "nomarr-controller", "nomarr-worker")
 _FACTS: Final = ("LoadState", "DropInPaths", "FragmentPath", "NeedDaemonReload")
 _ASSIGNED: Final = re.compile(r"^[ \t]*([A-Z][A-Za-z0-9]*)[ \t]*=", re.MULTILINE)
