@@ -4,6 +4,7 @@ used. Errors raised on purpose are printed here, as a message, a hint and an exi
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import sys
@@ -161,6 +162,7 @@ def nomarrctl(ctx: click.Context, config_file: str | None, user: bool, fleet: bo
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line (default: the process's own) and return its exit status."""
+    gc.set_threshold(100_000)  # what thousands of workers are is no garbage
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # escape what the locale lacks
             stream.reconfigure(errors="backslashreplace")

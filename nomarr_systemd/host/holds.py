@@ -61,6 +61,14 @@ class Holds:
         found = self._read(worker.instance)
         return found.why if found else ""
 
+    def read_all(self, workers: Iterable[Component]) -> dict[Component, str]:
+        """Return why workers may not start, as ``read`` does; only those that may not."""
+        try:
+            names = set(self._names())
+        except OSError:  # systemd may still find what this user may not list
+            return {each: why for each in workers if (why := self.read(each))}
+        return {each: self.read(each) for each in workers if each.instance in names}
+
     def read_pause(self, worker: Component) -> Pause | None:
         """Return the person's pause of the worker; None if there is none."""
         found = self._read(worker.instance)

@@ -35,7 +35,7 @@ class Published(NamedTuple):
 
 def read_published(directory: str, component: Component) -> Published:
     """One worker's account; a worker without a file has an empty one. Never raises."""
-    path = os.path.join(directory, component.instance + SUFFIX)
+    path = f"{directory}/{component.instance}{SUFFIX}"
     empty = Account(component.component_id)
     try:
         with open(path, "rb") as file:
@@ -96,8 +96,10 @@ class KnownAccounts:
 
     def read(self, directory: str, component: Component) -> Published:
         try:
-            found = os.stat(os.path.join(directory, component.instance + SUFFIX))
+            found = os.stat(f"{directory}/{component.instance}{SUFFIX}")
             stamp = (found.st_ino, found.st_mtime_ns)
+        except FileNotFoundError:
+            return Published(Account(component.component_id))
         except OSError:
             return read_published(directory, component)
         known = self._known.get(component)

@@ -59,9 +59,8 @@ def remove_files(directory: str, workers: Iterable[Component]) -> None:
 def _unit_files(directory: str) -> Iterator[str]:
     for place in (directory, *_wants(directory)):
         for name in _listed(place):
-            path = os.path.join(place, name)
             # A drop-in directory without our file in it is not ours.
-            if name.endswith(".d") and not os.path.exists(f"{path}/20-nomarr.conf"):
+            if name.endswith(".d") and not os.path.exists(f"{place}/{name}/20-nomarr.conf"):
                 continue
             yield name.removesuffix(".d")
 

@@ -137,17 +137,16 @@ def gather(
     lacking = find_lacking(manager, may_lack)
     answer = client.ask(scope.paths.live, {"op": "snapshot"})
     live = parse_workers(answer) or {}
-    holds = Holds(scope.paths.hold)
+    held = Holds(scope.paths.hold).read_all(workers)
     now = clock.now()
     views = []
     accounts = {}
     for worker in workers:
         facts = shown[worker.unit]
         said = live.get(worker.component_id)
-        held = holds.read(worker)
         known = memory.accounts.read(scope.paths.public, worker)
         accounts[worker.component_id] = known.account
-        view = make_view(worker, config, facts, said, held, known, now)
+        view = make_view(worker, config, facts, said, held.get(worker, ""), known, now)
         if worker in down:
             wanted, timer = (reasons[name] for name in (worker.wanted_unit, timer_of(worker)))
             about = reasons.get(worker.unit) or _UNASKED | facts

@@ -186,7 +186,7 @@ def plan(config: Config, directory: str, paths: Paths, *, libexec: str = LIBEXEC
     add, change = {}, {}
     moved = set()
     for name, text in wanted.items():
-        path = os.path.join(directory, name)
+        path = f"{directory}/{name}"
         there = _read(path)
         if there is None:
             add[name] = text

@@ -65,7 +65,7 @@ def test_values_come_back(values: list[Typed]) -> None:
 def test_a_variant_comes_back_as_its_value(one: Typed) -> None:
     writer = Writer()
     writer.write("v", one)
-    assert Reader(bytes(writer.data)).read("v") == one[1]
+    assert Reader(bytes(writer.data)).read_all("v") == [one[1]]
 
 
 def test_the_bytes_are_those_of_the_specification() -> None:
@@ -76,7 +76,7 @@ def test_the_bytes_are_those_of_the_specification() -> None:
     assert bytes(writer.data) == (
         b"\x03\0\0\0foo\0" + b"\x08\0\0\0" + bytes(4) + b"\x01\0\0\0\x02\0\0\0"
     )
-    assert Reader(b"\x02\0\0\0\xab\xcd").read("ay") == b"\xab\xcd"
+    assert Reader(b"\x02\0\0\0\xab\xcd").read_all("ay") == [b"\xab\xcd"]
 
 
 @given(st.binary(max_size=200), st.sampled_from(["a(yv)", "v", "as", "a(ssssssouso)", "g"]))
@@ -120,7 +120,7 @@ def test_a_signature_that_is_none_is_refused(signature: str) -> None:
 def test_deep_nesting_is_refused() -> None:
     data = b"\x01v\0" * 100
     with pytest.raises(ValueError, match="deep"):
-        Reader(data).read("v")
+        Reader(data).read_all("v")
 
 
 def test_a_unit_is_an_object() -> None:

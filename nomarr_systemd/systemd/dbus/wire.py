@@ -100,40 +100,55 @@ class Reader:
         self._at = at
 
     def read_all(self, signature: str) -> list[Any]:
-        return [self.read(kind) for kind in split(signature)]
+        try:
+            return self._read_each(split(signature), 0)
+        except (IndexError, struct_error) as error:
+            raise ValueError("a message ends too early") from error
 
-    def read(self, kind: str, depth: int = 0) -> Any:
-        head = kind[0]
+    def _read_each(self, kinds: Sequence[str], depth: int) -> list[Any]:
+        """Read values of these types, one after the other. Texts, of which a list of thousands of
+        units has ten for each, are read here, the others by a call for each."""
         if depth > MAX_DEPTH:
             raise ValueError("a message nests too deep")
+        data, values = self._data, []
+        for kind in kinds:
+            if kind in ("s", "o"):
+                at = self._at + (-self._at & 3)
+                begins = at + 4
+                self._at = begins + U32.unpack_from(data, at)[0] + 1
+                if self._at > len(data):
+                    raise ValueError("a message ends too early")
+                values.append(data[begins : self._at - 1].decode("utf-8", "surrogateescape"))
+            else:
+                values.append(self._read(kind, depth))
+        return values
+
+    def _read(self, kind: str, depth: int) -> Any:
+        head = kind[0]
         self._at += -self._at % _ALIGN[head]
         if number := _NUMBERS.get(head):
-            (value,) = number.unpack(self._take(number.size))
+            (value,) = number.unpack_from(self._data, self._at)
+            self._at += number.size
             return bool(value) if head == "b" else value
         if head == "g":
-            return self._take(self._take(1)[0] + 1)[:-1].decode()
-        if head in "so":
-            return self._take(self._length() + 1)[:-1].decode("utf-8", "surrogateescape")
+            return self._take(self._data[self._at] + 2)[1:-1].decode()
         if head == "v":
-            (inner,) = split(self.read("g"))
-            return self.read(inner, depth + 1)
+            (inner,) = split(self._read("g", depth))
+            return self._read_each((inner,), depth + 1)[0]
         if head == "a":
             return self._read_array(kind[1:], depth)
-        return tuple([self.read(each, depth + 1) for each in split(kind[1:-1])])
+        return tuple(self._read_each(split(kind[1:-1]), depth + 1))
 
     def _read_array(self, kind: str, depth: int) -> Any:
-        length = self._length()
+        length = self._read("u", depth)
         self._at += -self._at % _ALIGN[kind[0]]
         if kind == "y":
             return self._take(length)
         ends = self._at + length
         values = []
         while self._at < ends:
-            values.append(self.read(kind, depth + 1))
+            values += self._read_each((kind,), depth + 1)
         return values
-
-    def _length(self) -> int:
-        return int(U32.unpack(self._take(4))[0])
 
     def _take(self, size: int) -> bytes:
         piece = self._data[self._at : self._at + size]
