@@ -78,12 +78,13 @@ def make_plan(scope: Scope, config: Config, tell: Tell | None = None) -> Plan:
     changes = unit_files.plan(config, directory, scope.paths, libexec=scope.libexec)
     workers = config.components()
     before = _read_before(scope)
-    manager = Manager(user=scope.user, tell=tell)
-    loaded = manager.list_loaded(*leftovers.UNITS)
+    # Closed before anything is started: systemd sends every change to all that are connected.
+    with contextlib.closing(Manager(user=scope.user, tell=tell)) as manager:
+        loaded = manager.list_loaded(*leftovers.UNITS)
+        restart, idle = _sort_out(scope, manager, loaded, workers, changes)
     known = leftovers.find_workers(directory, scope.paths, loaded)
     if before is not None:
         known.update(before.components())
-    restart, idle = _sort_out(scope, manager, loaded, workers, changes)
     start = []
     holds, now_ms = Holds(scope.paths.hold), clock.now().wall_ms
     switches = {pool.name: holds.read_switch(pool.name, now_ms) for pool in config.pools}
@@ -215,7 +216,7 @@ def carry_out(scope: Scope, plan: Plan, say: Callable[[str], None], tell: Tell) 
         concerned = [each for each in unit_files.STORE_USERS if plan.changes.concern(each)]
         manager.restart_running(unit_files.STORE_USERS if old else concerned)
         queue(manager, "stop", old)
-        manager.reload_or_start(SUPERVISOR)
+        _serve(manager)
         _wait_for_pipes(scope, plan.config, tell)
         busy = _restart(manager, plan, say, tell)
         _start(manager, plan.start, tell)
@@ -320,14 +321,26 @@ def _restart(
     return [worker for worker in workers if worker not in done]
 
 
-def _start(manager: Manager, workers: list[Component], tell: Tell) -> None:
-    """Start workers that are down; failed ones are not among them, their restart is scheduled. The
-    target is started without them: it would start all of them at once, and again one that has
-    failed meanwhile."""
-    # It is not asked about by name: systemd would load it, and forget it again, with all workers.
-    if manager.list_loaded(TARGET).get(TARGET, {}).get("ActiveState") != "active":
+def _serve(manager: Manager) -> None:
+    """Have the supervisor read its configuration, or start it, and start the target without its
+    workers: it would start all of them at once, and again one that has failed meanwhile."""
+    # Not asked about by name: systemd would load the target, and forget it again, with all workers.
+    states = manager.list_loaded(SUPERVISOR, TARGET)
+    active = {name for name, facts in states.items() if facts["ActiveState"] == "active"}
+    if SUPERVISOR not in active:
+        queue(manager, "start", [SUPERVISOR])
+    if TARGET not in active:
         queue(manager, "start", SERVING)
-        manager.start_alone(TARGET)
+        manager.start_alone(TARGET)  # loads all workers, while the supervisor starts
+        manager.close()
+    if SUPERVISOR in active:
+        manager.reload_unit(SUPERVISOR)
+    else:
+        manager.start_and_wait(SUPERVISOR)
+
+
+def _start(manager: Manager, workers: list[Component], tell: Tell) -> None:
+    """Start workers that are down; failed ones are not among them, their restart is scheduled."""
     queue_gently(manager, "start", [worker.unit for worker in workers], "starting", tell)
 
 

@@ -271,16 +271,14 @@ class Manager:
         for portion in _portions(units):
             self._systemctl("try-restart", *portion)
 
-    def reload_or_start(self, unit: str) -> None:
-        """Reload the unit, or start it; waits until it is ready.
+    def start_and_wait(self, unit: str) -> None:
+        """Start the unit; waits until it is ready."""
+        self._systemctl("start", unit)
 
-        The reload ignores ordering: else it would wait until a unit that is ordered after this one
-        has stopped, which may take for ever.
-        """
-        if self.show([unit], ["ActiveState"])[unit]["ActiveState"] == "active":
-            self._systemctl("--job-mode=ignore-dependencies", "reload", unit)
-        else:
-            self._systemctl("start", unit)
+    def reload_unit(self, unit: str) -> None:
+        """Have the unit reload; waits until it has. Ignores ordering: else it would wait until a
+        unit that is ordered after this one has stopped, which may take for ever."""
+        self._systemctl("--job-mode=ignore-dependencies", "reload", unit)
 
     def schedule_all(self, due_ms: Mapping[Component, int]) -> dict[Component, ManagerError | None]:
         """Make timers that start ``nomarr-restart@`` once, at these CLOCK_MONOTONIC times;

@@ -18,7 +18,8 @@ STEPS = (
     "unit_files.install",
     "leftovers.remove_files",
     "Manager.reload",
-    "Manager.reload_or_start",
+    "_serve",
+    "Manager.reload_unit",
     "_wait_for_pipes",
     "_restart",
     "_start",
@@ -214,6 +215,19 @@ def test_killed_anywhere_the_next_one_completes_it(site: Installation) -> None:
         pipes = os.listdir(Path(site.lab.runtime, "nomarr-supervisor/health"))
         assert sorted(pipes) == names
         assert not (site.state / "apply.json").exists()
+
+
+def test_killed_while_nothing_runs_yet_the_next_one_starts_all(site: Installation) -> None:
+    """The supervisor starts while systemd loads the target with its workers."""
+    site.bring_up(2)
+    for step in ("_serve", "Manager.start_alone", "Manager.start_and_wait", "_start"):
+        site.lab.systemctl("stop", "nomarr-workers.target", "nomarr-supervisor.service")
+        apply_killed_at(site, step)
+        for name in ("tag-0", "tag-1"):
+            assert site.lab.get(name, "ActiveState") == "inactive", step
+        site.good("apply")
+        site.wait_until_healthy("tag-0", "tag-1")
+        assert site.lab.get("nomarr-workers.target", "ActiveState") == "active", step
 
 
 def test_killed_anywhere_what_is_added_to_a_paused_pool_is_paused(site: Installation) -> None:
