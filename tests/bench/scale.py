@@ -4,8 +4,9 @@ memory.
 
 Workers are a small C program, so that what is measured is systemd and ours. ``python -m
 tests.bench.scale 4096`` measures this count only. All of one day are drawn together (growth.py).
-systemd does not answer while it handles a death, so its slowest answer is shown beside that when
-bare instances die.
+systemd does not answer while it handles a death, so its slowest answer is shown beside two others:
+when bare instances die and are restarted, and when they die and nothing follows. No supervisor on
+systemd can be below the latter.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from nomarr_systemd.operate.waiting import queue_gently
 from nomarr_systemd.systemd.dbus.connection import PROPERTIES, Bus, BusError, Call
 from nomarr_systemd.systemd.manager import Manager
 from tests.bench import growth
@@ -137,6 +139,7 @@ class Site:
         subprocess.run(["gcc", "-O2", "-w", "-o", self.program, str(source)], check=True)
         bare = BARE.replace("{worker}", self.program).replace("{fifo}", self._fifo)
         lab.write_unit("bare@.service", bare)
+        lab.write_unit("once@.service", bare.replace("Restart=always", "Restart=no"))
         lab.write_unit("bare.target", "[Unit]\n")
         lab.reload()
 
@@ -162,10 +165,22 @@ class Site:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def kill_all(self, units: list[str]) -> None:
-        """Kill them and wait until all run again. Not all alike: that would be one incident."""
+        """Kill them and wait until all run again."""
+        self.kill(units)
+        self.starts.wait_for(len(units), HANGS_S)
+
+    def kill(self, units: list[str]) -> None:
+        """Kill them, but not all alike: that would be one incident."""
         for number, pid in enumerate(self._pids(units)):
             os.kill(pid, (signal.SIGKILL, signal.SIGSEGV, signal.SIGFPE)[number % 3])
-        self.starts.wait_for(len(units), HANGS_S)
+
+    def wait_until_failed(self, count: int) -> None:
+        """Until systemd has handled the deaths of so many."""
+        while True:
+            with contextlib.closing(Manager(user=True, tell=lambda _line: None)) as manager:
+                if len(manager.list_failed("once@*.service")) == count:
+                    return
+            time.sleep(PING_S)
 
     def start(self, target: str, count: int) -> None:
         """Start the target and wait until all its workers run."""
@@ -217,12 +232,27 @@ def measure_bare(site: Site, row: Row) -> None:
         site.kill_all(units)
     row["native_answer"] = patience.worst_s
     report("  all killed at once, all running, native", spell(row, "native"))
+    measure_deaths_alone(site, row)
     wants = "".join(f"Wants={unit}\n" for unit in units)
     site.lab.write_unit("bare.target.d/wants.conf", f"[Unit]\n{wants}")
     site.lab.reboot()
     with Timed(site, row, "native_boot"):
         site.start("bare.target", count)
     report("  systemd started again, all running, bare", spell(row, "native_boot"))
+
+
+def measure_deaths_alone(site: Site, row: Row) -> None:
+    """systemd's slowest answer while bare instances die that nothing restarts."""
+    count = int(row["workers"])
+    site.lab.reboot()
+    units = [f"once@{number}.service" for number in range(count)]
+    with contextlib.closing(Manager(user=True, tell=lambda _line: None)) as manager:
+        queue_gently(manager, "start", units, "", lambda _line: None)
+    site.starts.wait_for(count, HANGS_S)
+    with Patience(site.lab) as patience:
+        site.kill(units)
+        site.wait_until_failed(count)
+    row["floor_answer"] = patience.worst_s
 
 
 def measure_ours(site: Site, row: Row, first: Row) -> None:
@@ -254,7 +284,8 @@ def measure_ours(site: Site, row: Row, first: Row) -> None:
         site.kill_all(units)
     row["answer"] = patience.worst_s
     report("  all killed at once, all running", spell(row, "death", "native"), "bar 1.5 at 200")
-    answers = f"{row['answer'] * 1e3:.0f} ms, native {row['native_answer'] * 1e3:.0f}"
+    answers = f"{row['answer'] * 1e3:.0f} ms, native {row['native_answer'] * 1e3:.0f}, deaths alone"
+    answers = f"{answers} {row['floor_answer'] * 1e3:.0f}"
     report("    systemd's slowest answer meanwhile", answers, "bar 1 s")
     site.wait_until_settled()
     site.lab.reboot()
