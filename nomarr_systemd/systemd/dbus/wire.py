@@ -101,27 +101,9 @@ class Reader:
 
     def read_all(self, signature: str) -> list[Any]:
         try:
-            return self._read_each(split(signature), 0)
+            return [self._read(kind, 0) for kind in split(signature)]
         except (IndexError, struct_error) as error:
             raise ValueError("a message ends too early") from error
-
-    def _read_each(self, kinds: Sequence[str], depth: int) -> list[Any]:
-        """Read values of these types, one after the other. Texts, of which a list of thousands of
-        units has ten for each, are read here, the others by a call for each."""
-        if depth > MAX_DEPTH:
-            raise ValueError("a message nests too deep")
-        data, values = self._data, []
-        for kind in kinds:
-            if kind in ("s", "o"):
-                at = self._at + (-self._at & 3)
-                begins = at + 4
-                self._at = begins + U32.unpack_from(data, at)[0] + 1
-                if self._at > len(data):
-                    raise ValueError("a message ends too early")
-                values.append(data[begins : self._at - 1].decode("utf-8", "surrogateescape"))
-            else:
-                values.append(self._read(kind, depth))
-        return values
 
     def _read(self, kind: str, depth: int) -> Any:
         head = kind[0]
@@ -130,14 +112,30 @@ class Reader:
             (value,) = number.unpack_from(self._data, self._at)
             self._at += number.size
             return bool(value) if head == "b" else value
+        if head in "so":
+            return self._read_text()
         if head == "g":
             return self._take(self._data[self._at] + 2)[1:-1].decode()
+        if depth > MAX_DEPTH:
+            raise ValueError("a message nests too deep")
         if head == "v":
             (inner,) = split(self._read("g", depth))
-            return self._read_each((inner,), depth + 1)[0]
+            return self._read(inner, depth + 1)
         if head == "a":
             return self._read_array(kind[1:], depth)
-        return tuple(self._read_each(split(kind[1:-1]), depth + 1))
+        # Thousands of units are thousands of structures of texts.
+        kinds = split(kind[1:-1])
+        return tuple(
+            [self._read_text() if each == "s" else self._read(each, depth + 1) for each in kinds]
+        )
+
+    def _read_text(self) -> str:
+        at = self._at + (-self._at & 3)
+        begins = at + 4
+        self._at = begins + U32.unpack_from(self._data, at)[0] + 1
+        if self._at > len(self._data):
+            raise ValueError("a message ends too early")
+        return self._data[begins : self._at - 1].decode("utf-8", "surrogateescape")
 
     def _read_array(self, kind: str, depth: int) -> Any:
         length = self._read("u", depth)
@@ -147,7 +145,7 @@ class Reader:
         ends = self._at + length
         values = []
         while self._at < ends:
-            values += self._read_each((kind,), depth + 1)
+            values.append(self._read(kind, depth + 1))
         return values
 
     def _take(self, size: int) -> bytes:
