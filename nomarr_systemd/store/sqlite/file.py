@@ -27,7 +27,7 @@ from nomarr_systemd.host.machine import free_bytes
 from nomarr_systemd.store.sqlite import persistence, setting_aside
 from nomarr_systemd.store.sqlite.beside import check_private, create
 from nomarr_systemd.store.sqlite.log import Log
-from nomarr_systemd.store.sqlite.precedence import FileLock
+from nomarr_systemd.store.sqlite.turn import Turn
 
 APPLICATION_ID: Final = 0x6E6F6D72  # "nomr", so that no other program's file is taken for ours
 
@@ -38,7 +38,6 @@ _PLAIN_TABLE: Final = re.compile(r"CREATE TABLE [^()]+\([^()]*\)")
 # What an index of any version is on: fields of the documents.
 _FIELD: Final = r"key|(CASE WHEN json_valid\(body\) THEN )?json_extract\(body, '\$\.\w+'\)( END)?"
 _OURS: Final = re.compile(rf'"?\w+"? ?\(({_FIELD})(, ({_FIELD}))*\)')
-_POLITE_S: Final = 0.1  # how long a transaction that is to begin lets others begin theirs first
 _PIECE: Final = 1 << 20
 _LEAVE_FREE: Final = 8  # times as much as is to be kept: a small disk is for others
 _MAX_WHY: Final = 300  # characters of SQLite's message, which may quote the file
@@ -48,10 +47,6 @@ Statement = Callable[[sqlite3.Connection], T]
 
 class _Moved(Exception):
     """The file under our connection is no longer the one at its path."""
-
-
-class _StayedLocked(StoreUnavailable):
-    """Another process holds SQLite's lock, or the next one was always faster."""
 
 
 class SqliteFile:
@@ -84,8 +79,7 @@ class SqliteFile:
         self._db: sqlite3.Connection | None = None
         self._identity = (0, 0)
         self._transacting = False
-        self._precedence = None if private else FileLock(f"{path}.next")
-        self._turn = None if private else FileLock(f"{path}.turn")
+        self._turn = None if private else Turn(f"{path}.queue")
         self._log = None if private else Log(path)
 
     @property
@@ -125,7 +119,7 @@ class SqliteFile:
                     self.close()
                     raise _unavailable(self.path, name, error) from error
                 elif late:
-                    raise _StayedLocked(
+                    raise StoreUnavailable(
                         f"{self.path} stayed locked for {self._patience_s:g} s",
                         hint=f"see which process holds it: fuser -v {self.path}",
                     ) from error
@@ -155,22 +149,14 @@ class SqliteFile:
         self._sync()  # while others have their turn
 
     def _begin(self) -> None:
-        """Begin a transaction; before all other processes, if it has waited for long."""
-        if self._precedence is None or self._turn is None:
-            self.run(_begin_immediately)
-            return
         deadline = time.monotonic() + self._patience_s
-        polite = time.monotonic() + min(_POLITE_S, self._patience_s)
-        self._precedence.give_way(deadline)
+        if self._turn is not None:
+            self._turn.take(deadline)
         try:
-            if self._turn.take(polite):
-                self.run(_begin_immediately)
-                return
-            with self._precedence.taken(deadline):
-                self._turn.take(deadline)
-                self.run(_begin_immediately, max(0.0, deadline - time.monotonic()))
+            self.run(_begin_immediately, max(0.0, deadline - time.monotonic()))
         except BaseException:
-            self._turn.leave()
+            if self._turn is not None:
+                self._turn.leave()
             raise
 
     def finish(self) -> None:
@@ -186,7 +172,7 @@ class SqliteFile:
             self._db = None
             if self._private:
                 persistence.end(self._identity)
-        for each in (self._precedence, self._turn, self._log):
+        for each in (self._turn, self._log):
             if each is not None:
                 each.close()
 
