@@ -5,6 +5,7 @@ good.
 from __future__ import annotations
 
 import os
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from nomarr_systemd.core.errors import StoreUnavailable
 from nomarr_systemd.store.sqlite import turn as turn_module
 from nomarr_systemd.store.sqlite.store import SqliteStore
 from nomarr_systemd.store.sqlite.turn import Turn
@@ -94,6 +96,42 @@ def test_a_turn_is_as_long_as_the_transaction(store: SqliteStore, turn: Turn) ->
         store.insert("stats", {"_key": "b"})
         assert 1 / 0
     assert is_free(turn)
+
+
+def test_a_transaction_begins_with_its_first_statement(
+    store: SqliteStore, turn: Turn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with store.batch():
+        assert is_free(turn)
+        assert store.get("stats", "a") is None
+        assert not is_free(turn)
+    monkeypatch.delattr(os, "fdatasync")  # nothing was read or written: nothing to wait for
+    with store.batch():
+        pass
+
+
+def test_what_could_not_begin_does_nothing(tmp_path: Path, store: SqliteStore) -> None:
+    """Also what is done in it after the error is not done outside a transaction."""
+
+    def write(other: SqliteStore) -> None:
+        with other.batch():
+            with pytest.raises(StoreUnavailable, match="stayed locked"):
+                other.insert("stats", {"_key": "b"})
+            holder.rollback()
+            with pytest.raises(StoreUnavailable, match="was lost"):
+                other.insert("stats", {"_key": "c"})
+
+    with (
+        closing(SqliteStore(str(tmp_path), "work", patience_s=0.0)) as other,
+        closing(sqlite3.connect(store.path, isolation_level=None)) as holder,
+    ):
+        holder.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreUnavailable, match="was lost"):
+            write(other)
+        assert store.find("stats") == []
+        with other.batch():
+            other.insert("stats", {"_key": "d"})
+    assert [doc["_key"] for doc in store.find("stats")] == ["d"]
 
 
 def test_those_that_wait_have_it_in_the_order_in_which_they_came(

@@ -78,6 +78,7 @@ class SqliteFile:
         self._patience_s = patience_s
         self._db: sqlite3.Connection | None = None
         self._identity = (0, 0)
+        self._is_due = False  # a transaction, with its first statement
         self._transacting = False
         self._turn = None if private else Turn(f"{path}.queue")
         self._log = None if private else Log(path)
@@ -92,12 +93,15 @@ class SqliteFile:
         Raises StoreError; inside a transaction, StoreUnavailable if the file was lost: then the
         whole transaction is lost.
         """
+        if self._is_due:
+            self._is_due, self._transacting = False, True
+            self._begin()
         patience_s = self._patience_s if patience_s is None else patience_s
         deadline = time.monotonic() + patience_s
         pause_s = 0.0001
         while True:
             within = self.in_transaction
-            if self._transacting and not within:
+            if self._transacting and not within and statement is not _begin_immediately:
                 raise StoreUnavailable(f"the transaction on {self.path} was lost")
             try:
                 return self._run_once(statement)
@@ -129,11 +133,13 @@ class SqliteFile:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
-        """All that is run inside becomes durable at its end, or, on an exception, nothing."""
-        self._begin()
-        self._transacting = True  # from here on run() refuses statements outside it
+        """All that is run inside becomes durable at its end, or, on an exception, nothing. It
+        begins with the first statement: what is computed before that keeps no other waiting."""
+        self._is_due = True
         try:
             yield
+            if self._is_due:
+                return
             self.run(lambda db: db.execute("COMMIT"))
         except BaseException:
             if self._db is not None and self._db.in_transaction:
@@ -143,7 +149,7 @@ class SqliteFile:
                     self.close()
             raise
         finally:
-            self._transacting = False
+            self._is_due = self._transacting = False
             if self._turn is not None:
                 self._turn.leave()
         self._sync()  # while others have their turn
@@ -152,12 +158,7 @@ class SqliteFile:
         deadline = time.monotonic() + self._patience_s
         if self._turn is not None:
             self._turn.take(deadline)
-        try:
-            self.run(_begin_immediately, max(0.0, deadline - time.monotonic()))
-        except BaseException:
-            if self._turn is not None:
-                self._turn.leave()
-            raise
+        self.run(_begin_immediately, max(0.0, deadline - time.monotonic()))
 
     def finish(self) -> None:
         """Close it in good order: nothing is left in the log that is not in the file, too."""

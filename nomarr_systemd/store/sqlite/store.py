@@ -177,7 +177,7 @@ class SqliteStore:
     def add(self, collection: str, docs: Sequence[Doc]) -> int:
         sql = f"INSERT OR IGNORE INTO {self._table(collection)} VALUES (?, ?, ?)"
         rows = [(check_key(doc.get("_key")), _new_rev(), encode(doc)) for doc in docs]
-        with contextlib.nullcontext() if self._file.in_transaction else self.batch():
+        with contextlib.nullcontext() if self.in_batch else self.batch():
             added = max(0, self._file.run(lambda db: db.executemany(sql, rows).rowcount))
         for key, _, _ in rows:
             self._publication.written(collection, key)
@@ -187,7 +187,7 @@ class SqliteStore:
         sql = f"INSERT INTO {self._table(collection)} VALUES (?, ?, ?)"
         keys = new_keys(len(docs))
         rows = [(key, _new_rev(), encode(doc)) for key, doc in zip(keys, docs, strict=True)]
-        with contextlib.nullcontext() if self._file.in_transaction else self.batch():
+        with contextlib.nullcontext() if self.in_batch else self.batch():
             self._file.run(lambda db: db.executemany(sql, rows))
 
     def prune(self, collection: str, field: str, below: int, where: Equal | None = None) -> int:
@@ -266,7 +266,7 @@ class SqliteStore:
         """Move what is no document to the table ``damaged``; the others are sound."""
         table = self._table(collection)
         columns = f"SELECT '{collection}', key, rev, body FROM {table} WHERE key = ? AND rev = ?"
-        with contextlib.nullcontext() if self._file.in_transaction else self.batch():
+        with contextlib.nullcontext() if self.in_batch else self.batch():
             self._write(f"INSERT INTO damaged {columns}", key, rev)
             self._write(f"DELETE FROM {table} WHERE key = ? AND rev = ?", key, rev)
         log(
