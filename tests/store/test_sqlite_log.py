@@ -17,8 +17,8 @@ import pytest
 
 from nomarr_systemd.core.errors import StoreUnavailable
 from nomarr_systemd.store.protocol import HOSTS, Doc
-from nomarr_systemd.store.sqlite.precedence import FileLock
 from nomarr_systemd.store.sqlite.store import SqliteStore
+from nomarr_systemd.store.sqlite.turn import Turn
 
 OLD = [{"_key": "a", "state": "held", "n": 1}, {"_key": "b", "state": "held", "n": 2}]
 NEW = {"_key": "c", "state": "held", "n": 3}
@@ -100,7 +100,7 @@ def test_others_commit_while_one_waits_for_the_disk(
     real = os.fdatasync
     with (
         closing(SqliteStore(str(tmp_path), "work")) as other,
-        closing(FileLock(f"{store.path}.turn")) as turn,
+        closing(Turn(f"{store.path}.queue")) as turn,
     ):
 
         def sync(fd: int) -> None:

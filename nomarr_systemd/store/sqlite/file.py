@@ -27,7 +27,7 @@ from nomarr_systemd.host.machine import free_bytes
 from nomarr_systemd.store.sqlite import persistence, setting_aside
 from nomarr_systemd.store.sqlite.beside import check_private, create
 from nomarr_systemd.store.sqlite.log import Log
-from nomarr_systemd.store.sqlite.precedence import FileLock
+from nomarr_systemd.store.sqlite.turn import Turn
 
 APPLICATION_ID: Final = 0x6E6F6D72  # "nomr", so that no other program's file is taken for ours
 
@@ -38,7 +38,6 @@ _PLAIN_TABLE: Final = re.compile(r"CREATE TABLE [^()]+\([^()]*\)")
 # What an index of any version is on: fields of the documents.
 _FIELD: Final = r"key|(CASE WHEN json_valid\(body\) THEN )?json_extract\(body, '\$\.\w+'\)( END)?"
 _OURS: Final = re.compile(rf'"?\w+"? ?\(({_FIELD})(, ({_FIELD}))*\)')
-_POLITE_S: Final = 0.1  # how long a transaction that is to begin lets others begin theirs first
 _PIECE: Final = 1 << 20
 _LEAVE_FREE: Final = 8  # times as much as is to be kept: a small disk is for others
 _MAX_WHY: Final = 300  # characters of SQLite's message, which may quote the file
@@ -48,10 +47,6 @@ Statement = Callable[[sqlite3.Connection], T]
 
 class _Moved(Exception):
     """The file under our connection is no longer the one at its path."""
-
-
-class _StayedLocked(StoreUnavailable):
-    """Another process holds SQLite's lock, or the next one was always faster."""
 
 
 class SqliteFile:
@@ -83,9 +78,9 @@ class SqliteFile:
         self._patience_s = patience_s
         self._db: sqlite3.Connection | None = None
         self._identity = (0, 0)
+        self._is_due = False  # a transaction, with its first statement
         self._transacting = False
-        self._precedence = None if private else FileLock(f"{path}.next")
-        self._turn = None if private else FileLock(f"{path}.turn")
+        self._turn = None if private else Turn(f"{path}.queue")
         self._log = None if private else Log(path)
 
     @property
@@ -98,12 +93,15 @@ class SqliteFile:
         Raises StoreError; inside a transaction, StoreUnavailable if the file was lost: then the
         whole transaction is lost.
         """
+        if self._is_due:
+            self._is_due, self._transacting = False, True
+            self._begin()
         patience_s = self._patience_s if patience_s is None else patience_s
         deadline = time.monotonic() + patience_s
         pause_s = 0.0001
         while True:
             within = self.in_transaction
-            if self._transacting and not within:
+            if self._transacting and not within and statement is not _begin_immediately:
                 raise StoreUnavailable(f"the transaction on {self.path} was lost")
             try:
                 return self._run_once(statement)
@@ -125,7 +123,7 @@ class SqliteFile:
                     self.close()
                     raise _unavailable(self.path, name, error) from error
                 elif late:
-                    raise _StayedLocked(
+                    raise StoreUnavailable(
                         f"{self.path} stayed locked for {self._patience_s:g} s",
                         hint=f"see which process holds it: fuser -v {self.path}",
                     ) from error
@@ -135,11 +133,13 @@ class SqliteFile:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
-        """All that is run inside becomes durable at its end, or, on an exception, nothing."""
-        self._begin()
-        self._transacting = True  # from here on run() refuses statements outside it
+        """All that is run inside becomes durable at its end, or, on an exception, nothing. It
+        begins with the first statement: what is computed before that keeps no other waiting."""
+        self._is_due = True
         try:
             yield
+            if self._is_due:
+                return
             self.run(lambda db: db.execute("COMMIT"))
         except BaseException:
             if self._db is not None and self._db.in_transaction:
@@ -149,29 +149,16 @@ class SqliteFile:
                     self.close()
             raise
         finally:
-            self._transacting = False
+            self._is_due = self._transacting = False
             if self._turn is not None:
                 self._turn.leave()
         self._sync()  # while others have their turn
 
     def _begin(self) -> None:
-        """Begin a transaction; before all other processes, if it has waited for long."""
-        if self._precedence is None or self._turn is None:
-            self.run(_begin_immediately)
-            return
         deadline = time.monotonic() + self._patience_s
-        polite = time.monotonic() + min(_POLITE_S, self._patience_s)
-        self._precedence.give_way(deadline)
-        try:
-            if self._turn.take(polite):
-                self.run(_begin_immediately)
-                return
-            with self._precedence.taken(deadline):
-                self._turn.take(deadline)
-                self.run(_begin_immediately, max(0.0, deadline - time.monotonic()))
-        except BaseException:
-            self._turn.leave()
-            raise
+        if self._turn is not None:
+            self._turn.take(deadline)
+        self.run(_begin_immediately, max(0.0, deadline - time.monotonic()))
 
     def finish(self) -> None:
         """Close it in good order: nothing is left in the log that is not in the file, too."""
@@ -186,7 +173,7 @@ class SqliteFile:
             self._db = None
             if self._private:
                 persistence.end(self._identity)
-        for each in (self._precedence, self._turn, self._log):
+        for each in (self._turn, self._log):
             if each is not None:
                 each.close()
 

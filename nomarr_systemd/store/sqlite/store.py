@@ -7,6 +7,7 @@ How the file is opened, locked and saved from corruption is in ``sqlite.file``.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import time
@@ -40,6 +41,9 @@ from nomarr_systemd.store.publication import Publication
 from nomarr_systemd.store.sqlite.file import SqliteFile
 
 SCHEMA_VERSION: Final = 1
+# Each write would parse its document four times more, and change a page more. All documents are of
+# one host; and there are few claims, which are rarely read by pool.
+_NOT_WORTH_IT: Final = {POLICY_LEDGER: (("host",),), "worker_claims": (("host",), ("pool",))}
 _Row = tuple[Any, Any, Any]  # key, revision and body, whatever their types are
 FILES: Final[dict[Domain, str]] = {"policy": "ledger.db", "work": "work/work.db"}
 
@@ -173,7 +177,7 @@ class SqliteStore:
     def add(self, collection: str, docs: Sequence[Doc]) -> int:
         sql = f"INSERT OR IGNORE INTO {self._table(collection)} VALUES (?, ?, ?)"
         rows = [(check_key(doc.get("_key")), _new_rev(), encode(doc)) for doc in docs]
-        with contextlib.nullcontext() if self._file.in_transaction else self.batch():
+        with contextlib.nullcontext() if self.in_batch else self.batch():
             added = max(0, self._file.run(lambda db: db.executemany(sql, rows).rowcount))
         for key, _, _ in rows:
             self._publication.written(collection, key)
@@ -183,7 +187,7 @@ class SqliteStore:
         sql = f"INSERT INTO {self._table(collection)} VALUES (?, ?, ?)"
         keys = new_keys(len(docs))
         rows = [(key, _new_rev(), encode(doc)) for key, doc in zip(keys, docs, strict=True)]
-        with contextlib.nullcontext() if self._file.in_transaction else self.batch():
+        with contextlib.nullcontext() if self.in_batch else self.batch():
             self._file.run(lambda db: db.executemany(sql, rows))
 
     def prune(self, collection: str, field: str, below: int, where: Equal | None = None) -> int:
@@ -262,7 +266,7 @@ class SqliteStore:
         """Move what is no document to the table ``damaged``; the others are sound."""
         table = self._table(collection)
         columns = f"SELECT '{collection}', key, rev, body FROM {table} WHERE key = ? AND rev = ?"
-        with contextlib.nullcontext() if self._file.in_transaction else self.batch():
+        with contextlib.nullcontext() if self.in_batch else self.batch():
             self._write(f"INSERT INTO damaged {columns}", key, rev)
             self._write(f"DELETE FROM {table} WHERE key = ? AND rev = ?", key, rev)
         log(
@@ -294,8 +298,8 @@ def _schema(domain: Domain) -> Iterator[str]:
 def _indexes(domain: Domain) -> Iterator[str]:
     for name, indexes in DOMAINS[domain]:
         for fields in indexes:
-            if name in (POLICY_LEDGER, "worker_claims") and fields == ("host",):
-                continue  # all are of one host, and each write would parse its document four times
+            if fields in _NOT_WORTH_IT.get(name, ()):
+                continue
             columns = ", ".join([*map(_column, fields), "key"])
             yield f'CREATE INDEX "{name}_by_{"_".join(fields)}" ON "{name}"({columns})'
 
@@ -311,20 +315,21 @@ def _type(field: str) -> str:
     return "typeof(key)" if field == "_key" else f"json_type(body, '$.{field}')"
 
 
-def _equals(field: str, value: str | int | None) -> tuple[str, list[str | int]]:
+@functools.lru_cache(maxsize=64)
+def _equals(field: str, value: str | int | None) -> tuple[str, tuple[str | int, ...]]:
     """The condition and its values. JSON's types are kept apart, where SQLite takes true for 1,
     an object for its text, and a text with a NUL in it for the part before the NUL."""
     column = _column(field)
     if value is None:
-        return f"{column} IS NULL", []
+        return f"{column} IS NULL", ()
     if field == "_key":
-        return f"{column} = ?", [value]
+        return f"{column} = ?", (value,)
     if isinstance(value, int):
-        return f"{column} = ? AND {_type(field)} IN ('integer', 'real')", [value]
+        return f"{column} = ? AND {_type(field)} IN ('integer', 'real')", (value,)
     exactly, text = f"body -> '$.{field}' = ?", json.dumps(value, ensure_ascii=False)
     if "\0" in value:
-        return exactly, [text]
-    return f"{column} = ? AND {exactly}", [value, text]
+        return exactly, (text,)
+    return f"{column} = ? AND {exactly}", (value, text)
 
 
 def _new_rev() -> str:
