@@ -11,20 +11,23 @@ import json
 import random
 import sys
 import time
+from collections.abc import Sequence
 
-from nomarr_systemd.core.frames import DROPS, MAX_FRAME, Decoder, Frame, encode
+from nomarr_systemd.core.frames import DROPS, MAX_FRAME, Decoder, Frame, encode, parse_fields
 from nomarr_systemd.core.typed_frames import TypedDecoder
 
 ID = "worker:tag:0"
 
 
-def split(frames: list[Frame]) -> list[tuple[object, ...]]:
+def split(frames: Sequence[Frame]) -> list[tuple[object, ...]]:
     """All that frames consist of, to compare."""
     for frame in frames:
-        assert frame.invocation == (frame.fields.get("invocation") or "")
-        assert frame.progress_age_s == (frame.fields.get("progress_age_s") or 0.0)
+        fields = parse_fields(frame.line)
+        assert frame.invocation == (fields.get("invocation") or "")
+        assert frame.progress_age_s == (fields.get("progress_age_s") or 0.0)
     return [
-        (frame.event, frame.line, frame.invocation, repr(frame.progress_age_s)) for frame in frames
+        (frame.kind, frame.recover_for_s, frame.line, frame.invocation, frame.progress_age_s)
+        for frame in frames
     ]
 
 
@@ -43,7 +46,7 @@ def check(data: bytes, cuts: list[int]) -> int:
     """Feed ``data`` whole and in pieces; returns how many frames it held."""
     frames, whole = feed_both(ID, data)
     pieces = Decoder(ID)
-    found = []
+    found: list[Frame] = []
     start = 0
     for cut in [*cuts, len(data)]:
         found += pieces.feed(data[start : start + cut])
@@ -61,11 +64,11 @@ def check(data: bytes, cuts: list[int]) -> int:
     assert whole.drops.keys() <= set(DROPS)
     for frame in frames:
         assert len(frame.line) < MAX_FRAME
-        fields = frame.fields
+        fields = parse_fields(frame.line)
         assert fields["component_id"] == ID
         # Whoever shows or sends it on can: it is finite, and it is text.
         json.dumps(fields, allow_nan=False, ensure_ascii=False).encode()
-        assert len(encode(**{**fields, "status": frame.event.kind})) <= MAX_FRAME
+        assert len(encode(**{**fields, "status": frame.kind})) <= MAX_FRAME
     return len(frames)
 
 

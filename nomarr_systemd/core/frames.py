@@ -7,11 +7,11 @@ Reading the pipe is in supervisor/pipes, the meaning of a frame for health in co
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from json.decoder import JSONDecoder
 from math import isfinite
 from types import NoneType
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from nomarr_systemd.core.health import Event
 from nomarr_systemd.core.json import MAX_DEPTH, is_deep, refuse
@@ -19,10 +19,7 @@ from nomarr_systemd.core.json import MAX_DEPTH, is_deep, refuse
 MAX_FRAME: Final = 4096  # with the newline: the longest write that is atomic on a pipe
 PREFIX: Final = b"HEALTH|"
 
-# The event of each status; all frames of a status share it.
-EVENTS: Final[Mapping[str, Event]] = {
-    word: Event(word) for word in ("pending", "healthy", "unhealthy", "recovering", "stopping")
-}
+STATUSES: Final = ("pending", "healthy", "unhealthy", "recovering", "stopping")
 STATUS_OF_PHASE: Final[Mapping[str, str]] = {
     "initializing": "pending",
     "loading_models": "pending",
@@ -44,6 +41,7 @@ DROPS: Final[Mapping[str, str]] = {
     "cut": "cut off: no newline at its end",
 }
 _MAX_SHOWN: Final = 120  # bytes of a dropped line
+_TOO_LONG: Final = b"\n"  # kept instead of the beginning of such a line, until it ends
 
 # The optional fields that have a type; all others are the worker's own and not checked. A float has
 # to be finite, too, which _judge finds out; only that of most frames is listed here.
@@ -62,28 +60,35 @@ _SCALARS: Final = frozenset((str, int, bool, NoneType))
 _types_of: Final = _TYPES.get  # bound once: it is called for each field of each frame
 
 
-class Frame:
-    """One valid frame, not changed after it was made: the health machine's event, the line, the
-    invocation that it names (empty: none), the age of progress (0: not said), and all its fields.
-    A decoder sets them one by one: a constructor would take as long again.
-    """
-
-    __slots__ = ("_fields", "event", "invocation", "line", "progress_age_s")
-    _fields: Mapping[str, Any]
-    event: Event
-    invocation: str
-    line: bytes
-    progress_age_s: float
+class Frame(Event, Protocol):
+    """One valid frame. It is an event of the health machine, by its status, with its line, the
+    invocation that it names (empty: none) and the age of progress (0: not said)."""
 
     @property
-    def fields(self) -> Mapping[str, Any]:
-        """All fields, known and unknown. Few frames are asked for them, so they are not kept, but
-        parsed again for the first reader."""
-        try:
-            return self._fields
-        except AttributeError:
-            self._fields = json.loads(self.line[len(PREFIX) :])
-            return self._fields
+    def line(self) -> bytes: ...
+
+    @property
+    def invocation(self) -> str: ...
+
+    @property
+    def progress_age_s(self) -> float: ...
+
+
+class _Frame:
+    """A decoder sets its attributes one by one: a constructor would take as long again."""
+
+    __slots__ = ("invocation", "kind", "line", "progress_age_s", "recover_for_s")
+    invocation: str
+    kind: str
+    line: bytes
+    progress_age_s: float
+    recover_for_s: float | None
+
+
+def parse_fields(line: bytes) -> dict[str, Any]:
+    """All fields of a frame, known and unknown, from its line. Few frames are asked for them."""
+    fields: dict[str, Any] = json.loads(line[len(PREFIX) :])
+    return fields
 
 
 # The scanner behind json.loads, without its two searches for white space at every call. A function
@@ -94,12 +99,11 @@ _scan: Callable[[str, int], tuple[Any, int]] = JSONDecoder(parse_constant=refuse
 class Decoder:
     """Decodes one worker's pipe. ``drops`` counts dropped lines by kind since the start."""
 
-    __slots__ = ("_component_id", "_rest", "_skipping", "dropped", "drops")
+    __slots__ = ("_component_id", "_rest", "dropped", "drops")
 
     def __init__(self, component_id: str) -> None:
         self._component_id = component_id
-        self._rest = b""
-        self._skipping = False  # inside a line that is already too long
+        self._rest = b""  # the beginning of a line that is not complete yet
         self.drops: dict[str, int] = {}
         self.dropped: tuple[str, bytes] | None = None  # the last one: its kind and its beginning
 
@@ -110,38 +114,33 @@ class Decoder:
         kind, line = self.dropped
         return f"{line.decode(errors='replace')} ({DROPS[kind]})"
 
-    def feed(self, chunk: bytes) -> list[Frame]:
+    def feed(self, chunk: bytes) -> Sequence[Frame]:
         """The frames that are complete now."""
-        if self._rest or self._skipping:
-            chunk = self._rest + chunk
-            self._rest = b""
-        elif chunk.find(b"\n") == len(chunk) - 1 >= 0:  # one whole line, as mostly
-            frame = self._parse(chunk[:-1])
-            return [] if frame is None else [frame]
-        lines = chunk.split(b"\n")
-        rest = lines.pop()
-        if self._skipping and lines:
-            del lines[0]
-            self._skipping = False
-        if rest and not self._skipping:
-            if len(rest) < MAX_FRAME:
-                self._rest = rest
-            else:
-                self._drop("length", rest)
-                self._skipping = True
-        frames = []
-        for line in lines:
-            frame = self._parse(line)
-            if frame is not None:
-                frames.append(frame)
-        return frames
+        line, newline, more = chunk.partition(b"\n")
+        if more or not newline or self._rest:
+            return [frame for frame in map(self._parse, self._split(chunk)) if frame]
+        frame = self._parse(line)  # one whole line, as mostly
+        return (frame,) if frame else ()
 
     def finish(self) -> None:
         """The pipe has ended: drop an incomplete line."""
-        if self._rest:
+        if self._rest not in (b"", _TOO_LONG):
             self._drop("cut", self._rest)
         self._rest = b""
-        self._skipping = False
+
+    def _split(self, chunk: bytes) -> list[bytes]:
+        """The lines that are complete now."""
+        if self._rest == _TOO_LONG:
+            _, newline, chunk = chunk.partition(b"\n")
+            if not newline:
+                return []
+            self._rest = b""
+        *lines, rest = (self._rest + chunk).split(b"\n")
+        if len(rest) >= MAX_FRAME:
+            self._drop("length", rest)
+            rest = _TOO_LONG
+        self._rest = rest
+        return lines
 
     def _parse(self, line: bytes) -> Frame | None:
         """The frame of a line; None, and counted, if it is not valid."""
@@ -150,14 +149,14 @@ class Decoder:
         if not line.startswith(PREFIX):
             return self._drop("prefix", line)
         try:
-            text = line.decode()
+            text = line[len(PREFIX) :].strip(b" \t\r").decode()
         except UnicodeDecodeError:
             return self._drop("encoding", line)
         try:
-            fields, end = _scan(text, len(PREFIX))
+            fields, end = _scan(text, 0)
         except (ValueError, StopIteration, RecursionError):
             return self._drop("json", line)
-        if type(fields) is not dict or (end < len(text) and text[end:].strip(" \t\r")):
+        if type(fields) is not dict or end != len(text):
             return self._drop("json", line)
         if fields.get("component_id") != self._component_id:
             return self._drop("component", line)
@@ -165,8 +164,7 @@ class Decoder:
         if status is None:
             phase = fields.get("phase")
             status = STATUS_OF_PHASE.get(phase) if type(phase) is str else None
-        event = EVENTS.get(status) if type(status) is str else None
-        if event is None:
+        if type(status) is not str or status not in STATUSES:
             return self._drop("status", line)
         for name, value in fields.items():
             if type(value) not in _types_of(name, _SCALARS) and (fault := _judge(name, value)):
@@ -176,10 +174,9 @@ class Decoder:
             return self._drop("json", line)
         if "\\u" in text and not _is_text(fields):
             return self._drop("encoding", line)
-        if status == "recovering":
-            event = Event("recovering", fields.get("recover_for_s"))
-        frame = Frame()
-        frame.event = event
+        frame = _Frame()
+        frame.kind = status
+        frame.recover_for_s = fields.get("recover_for_s")
         frame.line = line
         frame.invocation = fields.get("invocation") or ""
         frame.progress_age_s = progress_age_s
@@ -227,8 +224,8 @@ def encode(component_id: str, status: str, **fields: object) -> bytes:
     """
     if len(component_id) > 200:
         raise ValueError(f"{component_id[:40]!r}… is no component id")
-    if status not in EVENTS:
-        raise ValueError(f"{status!r} is no status; say one of {', '.join(EVENTS)}")
+    if status not in STATUSES:
+        raise ValueError(f"{status!r} is no status; say one of {', '.join(STATUSES)}")
     required = {"component_id": component_id, "status": status}
     last = {name: fields.pop(name) for name in ("seq", "progress_age_s") if name in fields}
     said = {name: value for name, value in (fields | last).items() if _is_sendable(name, value)}

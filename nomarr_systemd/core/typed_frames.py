@@ -11,27 +11,29 @@ from typing import Final, Literal
 
 import msgspec
 
-from nomarr_systemd.core.frames import EVENTS, MAX_FRAME, PREFIX, Decoder, Frame
-
-_OBJECT: Final = PREFIX + b"{"  # white space before it is not accepted
+from nomarr_systemd.core.frames import MAX_FRAME, PREFIX, Decoder, Frame
 
 
-class _Fields(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """The fields that have a type (docs/contract.md), except that of a recovery."""
+class _Frame(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """The fields that have a type (docs/contract.md), in the order of most frames."""
 
     component_id: str
-    status: Literal["pending", "healthy", "unhealthy", "stopping"]
+    kind: Literal["pending", "healthy", "unhealthy", "recovering", "stopping"] = msgspec.field(
+        name="status"
+    )
     phase: str = ""
     job: str | int = ""
-    seq: int = 0
     pid: int = 0
     invocation: str = ""
+    seq: int = 0
     progress_age_s: int | float = 0.0
-    metrics: dict[str, str | int | float | bool | None] = {}
+    recover_for_s: int | float | None = None
+    metrics: dict[str, str | int | float | bool | None] | None = None
     note: str = ""
+    line: bytes = b""  # set after decoding: what a worker says here is its own
 
 
-_decode: Final = msgspec.json.Decoder(_Fields).decode
+_decode: Final = msgspec.json.Decoder(_Frame).decode
 
 
 class TypedDecoder(Decoder):
@@ -40,19 +42,12 @@ class TypedDecoder(Decoder):
     __slots__ = ()
 
     def _parse(self, line: bytes) -> Frame | None:
+        noise, _, text = line.partition(PREFIX)
         try:
-            fields = _decode(line[len(PREFIX) :])
+            frame = _decode(text)
         except (msgspec.DecodeError, ValueError, RecursionError):
             return super()._parse(line)
-        if (
-            fields.component_id != self._component_id
-            or not line.startswith(_OBJECT)
-            or len(line) >= MAX_FRAME
-        ):
+        if noise or frame.component_id != self._component_id or len(line) >= MAX_FRAME:
             return super()._parse(line)
-        frame = Frame()
-        frame.event = EVENTS[fields.status]
         frame.line = line
-        frame.invocation = fields.invocation
-        frame.progress_age_s = fields.progress_age_s or 0.0
         return frame

@@ -6,8 +6,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from nomarr_systemd.core.frames import Frame
-from nomarr_systemd.core.health import State
 from nomarr_systemd.core.named_tuple import NamedTuple
 
 HUNG: Final = "hung-but-pinging"  # frames come, and say that there is no progress
@@ -37,12 +35,14 @@ def read_facts(shown: dict[str, str]) -> Facts:
     )
 
 
-def is_stalled(frame: Frame, stall_timeout_s: float) -> bool:
-    """Whether a frame reports no progress for longer than ``stall_timeout_s`` (0: never)."""
-    return 0 < stall_timeout_s < frame.progress_age_s
+def is_stalled(progress_age_s: float, stall_timeout_s: float) -> bool:
+    """Whether there was no progress for longer than ``stall_timeout_s`` (0: never)."""
+    return 0 < stall_timeout_s < progress_age_s
 
 
-def compare(facts: Facts, state: State, *, frames: int, invocation: str, staleness_s: float) -> str:
+def compare(
+    facts: Facts, heard_at: float, *, frames: int, invocation: str, staleness_s: float
+) -> str:
     """Return the name of the disagreement about a silent worker; empty if there is none.
 
     A ping soon after the last frame is no disagreement: both were sent together.
@@ -51,7 +51,7 @@ def compare(facts: Facts, state: State, *, frames: int, invocation: str, stalene
         return ""
     if not frames:
         return BLIND
-    return WEDGED if facts.fed_at > state.at + staleness_s / 2 else ""
+    return WEDGED if facts.fed_at > heard_at + staleness_s / 2 else ""
 
 
 def _number(text: str) -> int:

@@ -37,9 +37,10 @@ class FrameRing:
         self._recent: list[bytes] = []
 
     def add(self, lines: Sequence[bytes], at_ms: int, invocation: str) -> None:
-        stamp = b"%d %s " % (at_ms, invocation.encode())
+        stamp = f"{at_ms} {invocation} ".encode()
         recent = self._recent
-        recent.extend([stamp + line for line in lines[-CAPACITY:]])
+        for line in lines[-CAPACITY:]:
+            recent.append(stamp + line)
         while len(recent) >= _PACK:
             self._packs.append(self._pack(b"\n".join(recent[:_PACK])))
             del recent[:_PACK], self._packs[: -CAPACITY // _PACK]

@@ -38,7 +38,7 @@ class HealthActions:
         self._rate = RateLimit()
 
     def follow(self, worker: Worker, transitions: Sequence[Transition]) -> None:
-        for _, old, new, context in transitions:
+        for old, new, context in transitions:
             fields = {"component": worker.component_id, "was": old}
             if new == "dead":
                 log(NOTICE, "is dead", cause=context, **fields)
@@ -91,7 +91,7 @@ class HealthActions:
         if is_silent and worker.disagreement != disagreement.HUNG:
             name = disagreement.compare(
                 facts,
-                worker.state,
+                worker.heard_at,
                 frames=worker.frames,
                 invocation=invocation,
                 staleness_s=worker.rules.staleness_interval_s,

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from nomarr_systemd.config.values import Config
 from nomarr_systemd.core.errors import BadDocument
-from nomarr_systemd.core.frames import Frame
+from nomarr_systemd.core.frames import parse_fields
 from nomarr_systemd.core.job import Doc, key_of
 from nomarr_systemd.core.named_tuple import NamedTuple
 from nomarr_systemd.host.machine import host_of
@@ -42,7 +42,7 @@ class Question(NamedTuple):
     config: Config
     is_slow: bool  # the figures are published in the store, too
     wants_jobs: bool
-    frames: dict[str, Frame]  # the last one of each worker
+    lines: dict[str, bytes]  # the last frame of each worker
     names: tuple[tuple[str, str], ...]  # pool and job, as named in frames
     known: States  # the jobs that were running at the last read
 
@@ -120,7 +120,7 @@ class QueueTopics:
             self._config,
             is_slow,
             self._subscribers.want(JOBS),
-            {each.component_id: each.frame for each in self._workers if each.frame},
+            {each.component_id: each.line for each in self._workers if each.line},
             tuple(self._names),
             self._running,
         )
@@ -146,7 +146,7 @@ class QueueTopics:
 
 def read(question: Question, store: Store) -> Look:
     """Read the store; called in the settler's thread."""
-    metrics = {name: _metrics(frame) for name, frame in question.frames.items()}
+    metrics = {name: _metrics(line) for name, line in question.lines.items()}
     pools = [pool.name for pool in question.config.pools]
     host = host_of(question.config.store)
     queues = {pool: _describe_queue(store, pool, metrics, host) for pool in pools}
@@ -181,10 +181,10 @@ def _publish(store: Store, metrics: States, queues: States, host: str) -> None:
             stats.publish(store, f"queue:{pool}", state, host)
 
 
-def _metrics(frame: Frame) -> dict[str, Any]:
+def _metrics(line: bytes) -> dict[str, Any]:
     """The numbers among a frame's metrics; those that a store or a sum could not hold are left
     out."""
-    metrics = frame.fields.get("metrics")
+    metrics = parse_fields(line).get("metrics")
     if not isinstance(metrics, dict):
         return {}
     return {

@@ -43,7 +43,7 @@ def take_samples(workers: Iterable[Worker]) -> list[Sample]:
             worker.state.late,
             worker.drops,
             worker.disagreement,
-            worker.frame.line if worker.frame else b"",
+            worker.line,
         )
         for worker in workers
     ]

@@ -18,17 +18,16 @@ from typing import Any, Final
 
 from nomarr_systemd.config.values import Config
 from nomarr_systemd.core.death import LABELS
-from nomarr_systemd.core.frames import EVENTS, Frame
+from nomarr_systemd.core.frames import Frame
 from nomarr_systemd.core.health import (
     EOF_GONE,
     NOISE,
-    REGISTERED,
     RESET,
     SET_FAILED,
-    TICK,
+    STOP_REQUESTED,
     Event,
     State,
-    step,
+    tick,
 )
 from nomarr_systemd.core.ids import Component, find_instance, is_run
 from nomarr_systemd.core.job import LEFT, STOPPED, RunEnd
@@ -52,7 +51,6 @@ from nomarr_systemd.systemd.running_units import RunningUnits
 DEFER_S: Final = 1.0  # how long a report of deaths waits for their jobs to be settled
 _MOST_READS: Final = 17  # of one pipe at once: a worker may have made it 1 MiB large
 _MUCH: Final = pipes.PIPE_BYTES // 4  # in one read: the pipe is filling up, so it must not wait
-_STOPPING: Final = EVENTS["stopping"]
 
 
 class ReportedDeath(NamedTuple):
@@ -194,10 +192,10 @@ class Supervisor:
         if isinstance(invocation, str) and invocation:
             # As if its start had been seen. If it has ended since, _sync finds that.
             worker.begin(invocation)
-            self._step(worker, REGISTERED)
+            self._register(worker)
             if isinstance(label, str) and label in LABELS and worker.state.status != "failed":
                 worker.label = label
-                worker.state = State(worker.component_id, "dead", cause=label)
+                worker.state = State("dead", cause=label)
                 self._killer.kill(worker, label)
         return bool(kept)
 
@@ -253,10 +251,9 @@ class Supervisor:
         elif transitions:
             self.announcer.tell_worker(worker)
 
-    def _announce_frames(self, worker: Worker, frames: list[Frame]) -> None:
-        is_stalled = worker.frame and disagreement.is_stalled(
-            worker.frame, worker.rules.stall_timeout_s
-        )
+    def _announce_frames(self, worker: Worker, frames: Sequence[Frame]) -> None:
+        limit_s = worker.rules.stall_timeout_s
+        is_stalled = disagreement.is_stalled(worker.progress_age_s, limit_s)
         worker.disagreement = disagreement.HUNG if is_stalled else ""
         if self.subscribers.connections:
             self.announcer.tell_frames(worker, frames)
@@ -320,7 +317,7 @@ class Supervisor:
             worker.keep(old)
         worker.begin(current)
         if current:
-            self._step(worker, REGISTERED)
+            self._register(worker)
             if is_noisy and not has_ended:
                 self._step(worker, NOISE)
             self._actions.follow(worker, worker.take(new, self._loop.now))
@@ -354,7 +351,7 @@ class Supervisor:
         is_last = not worker.invocation and worker.ended and worker.ended.invocation == invocation
         if not is_farewell and is_last:
             if is_requested:
-                self._step(worker, _STOPPING)
+                self._step(worker, STOP_REQUESTED)
             self._step(worker, EOF_GONE)
         elif not is_farewell and not is_requested:
             self._actions.note_crash(worker, invocation, "pipe-closed")
@@ -371,6 +368,12 @@ class Supervisor:
     def _step(self, worker: Worker, event: Event) -> None:
         self._actions.follow(worker, worker.step(event, self._loop.now))
 
+    def _register(self, worker: Worker) -> None:
+        self._actions.follow(worker, worker.register(self._loop.now))
+
+    def _tick(self, worker: Worker) -> None:
+        self._actions.follow(worker, worker.tick(self._loop.now))
+
     def _be_due(self, worker: Worker) -> None:
         """Handle a deadline: read the pipe before the tick."""
         for _ in range(2):
@@ -379,17 +382,20 @@ class Supervisor:
             self._take(worker, chunk)
         else:
             self._read_later(worker)
-        _, changes = step(worker.state, TICK, self._loop.now, worker.rules)
+        _, changes = tick(worker.state, worker.heard_at, self._loop.now, worker.rules)
         if changes:
             take = partial(self._be_late, worker, worker.invocation)
             self._queries.ask_if_stopped(worker.component, worker.invocation, take)
         else:
-            self._step(worker, TICK)
+            self._tick(worker)
 
     def _be_late(self, worker: Worker, invocation: str, is_stopping: bool) -> None:
         """Take the silence of a worker for trouble, unless its stop was requested."""
         if worker.invocation == invocation:
-            self._step(worker, _STOPPING if is_stopping else TICK)
+            if is_stopping:
+                self._step(worker, STOP_REQUESTED)
+            else:
+                self._tick(worker)
             self.announcer.tell_worker(worker)
 
     # For the live server
@@ -433,7 +439,7 @@ class Supervisor:
     def reset(self, worker: Worker) -> None:
         self._step(worker, RESET)
         if worker.invocation and worker.state.status == "unregistered":
-            self._step(worker, REGISTERED)  # it runs already
+            self._register(worker)  # it runs already
         self._run_state.keep(worker)
         self.announcer.tell_worker(worker)
 

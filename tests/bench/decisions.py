@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from nomarr_systemd.core import account as book
 from nomarr_systemd.core.account import Account
-from nomarr_systemd.core.frames import EVENTS
-from nomarr_systemd.core.health import REGISTERED, HealthRules, State, step
+from nomarr_systemd.core.health import REGISTERED, HealthRules, Signal, State, step
 from nomarr_systemd.core.policy import History, Rules, decide
 from nomarr_systemd.core.time import Moment
 from tests.bench.timing import compare, repeat, report
@@ -41,8 +40,8 @@ def measure() -> None:
     report("decide, 99 records, to 10 records", f"{flat / restart:.2f}", "flat: 1.0")
     report("decide, 100 records, window full", f"{refusal / TIMES * 1e6:.2f} µs", "bar 10 µs")
 
-    health = HealthRules()
-    state, _ = step(State("worker:tag:0"), REGISTERED, 0.0, health)
-    state, _ = step(state, EVENTS["healthy"], 0.0, health)
-    (taken,) = compare([repeat(lambda: step(state, EVENTS["healthy"], 2.5, health), TIMES)], 15)
+    health, healthy = HealthRules(), Signal("healthy")
+    state, _ = step(State(), REGISTERED, 0.0, health)
+    state, _ = step(state, healthy, 0.0, health)
+    (taken,) = compare([repeat(lambda: step(state, healthy, 2.5, health), TIMES)], 15)
     report("health step", f"{taken / TIMES * 1e6:.2f} µs")

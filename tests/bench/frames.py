@@ -29,19 +29,29 @@ class Pipe(NamedTuple):
     writer: int
 
 
+class Worker:
+    """What a frame touches of the supervisor's Worker."""
+
+    __slots__ = ("decoder", "heard_at", "state")
+
+    def __init__(self, decoder: Decoder) -> None:
+        self.decoder = decoder
+        self.state, _ = step(State(), REGISTERED, 0.0, RULES)
+        self.heard_at = 0.0
+
+
 class Bench(NamedTuple):
     pipes: list[Pipe]
     poll: select.epoll
-    decoders: dict[int, Decoder]
-    typed: dict[int, TypedDecoder]
-    states: dict[int, State]
+    workers: dict[int, Worker]
+    typed: dict[int, Worker]
 
 
 @contextlib.contextmanager
 def make_bench() -> Iterator[Bench]:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(limit[0], 4096), max(limit[1], 4096)))
-    bench = Bench([], select.epoll(), {}, {}, {})
+    bench = Bench([], select.epoll(), {}, {})
     with tempfile.TemporaryDirectory() as directory:
         for number in range(WORKERS):
             path = f"{directory}/tag-{number}"
@@ -50,9 +60,8 @@ def make_bench() -> Iterator[Bench]:
             bench.pipes.append(Pipe(reader, os.open(path, os.O_WRONLY | os.O_NONBLOCK)))
             bench.poll.register(reader, select.EPOLLIN | select.EPOLLET)
             component = f"worker:tag:{number}"
-            bench.decoders[reader] = Decoder(component)
-            bench.typed[reader] = TypedDecoder(component)
-            bench.states[reader] = step(State(component), REGISTERED, 0.0, RULES)[0]
+            bench.workers[reader] = Worker(Decoder(component))
+            bench.typed[reader] = Worker(TypedDecoder(component))
         yield bench
         bench.poll.close()
         for fd in (fd for pipe in bench.pipes for fd in pipe):
@@ -84,21 +93,22 @@ def read_and_split(bench: Bench) -> None:
 
 
 def supervise(bench: Bench) -> None:
-    _supervise(bench, bench.decoders)
+    _supervise(bench, bench.workers)
 
 
 def supervise_typed(bench: Bench) -> None:
     _supervise(bench, bench.typed)
 
 
-def _supervise(bench: Bench, decoders: Mapping[int, Decoder]) -> None:
+def _supervise(bench: Bench, workers: Mapping[int, Worker]) -> None:
     now = time.monotonic()
-    states = bench.states
     left = WORKERS
     while left:
         for fd, _ in bench.poll.poll():
-            for frame in decoders[fd].feed(os.read(fd, 65536)):
-                states[fd], _ = step(states[fd], frame.event, now, RULES)
+            worker = workers[fd]
+            for frame in worker.decoder.feed(os.read(fd, 65536)):
+                worker.state, _ = step(worker.state, frame, now, RULES)
+                worker.heard_at = now
             left -= 1
 
 
@@ -127,8 +137,8 @@ def measure() -> None:
                     f"{seconds / WORKERS * 1e6:.1f} µs, {floor[1] / seconds:.2f}",
                     "bar 0.6" if contender == "msgspec" else "",
                 )
-        healthy = sum(state.status == "healthy" for state in bench.states.values())
-        decoders = (*bench.decoders.values(), *bench.typed.values())
-        drops = sum(sum(decoder.drops.values()) for decoder in decoders)
-        if (healthy, drops) != (WORKERS, 0):
-            raise SystemExit(f"{healthy} of {WORKERS} healthy, {drops} lines dropped: no figure")
+        workers = (*bench.workers.values(), *bench.typed.values())
+        healthy = sum(worker.state.status == "healthy" for worker in workers)
+        drops = sum(sum(worker.decoder.drops.values()) for worker in workers)
+        if (healthy, drops) != (len(workers), 0):
+            raise SystemExit(f"{healthy} of {len(workers)} healthy, {drops} dropped: no figure")

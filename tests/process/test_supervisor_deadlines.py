@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from nomarr_systemd.core.frames import EVENTS
-from nomarr_systemd.core.health import REGISTERED, TICK, HealthRules
+from nomarr_systemd.core.frames import encode
+from nomarr_systemd.core.health import HealthRules
 from nomarr_systemd.core.ids import Component
 from nomarr_systemd.supervisor.loop import Loop
 from nomarr_systemd.supervisor.workers import Deadlines, Worker, Workers
@@ -31,7 +31,7 @@ def test_many_silent_workers_die_in_few_wakeups() -> None:
     ends: dict[str, float] = {}
 
     def tick(worker: Worker) -> None:
-        if any(each.new == "dead" for each in worker.step(TICK, clock.now)):
+        if any(each.new == "dead" for each in worker.tick(clock.now)):
             ends[worker.component_id] = clock.now
         deadlines.arm(worker)
 
@@ -42,8 +42,8 @@ def test_many_silent_workers_die_in_few_wakeups() -> None:
     for number in range(WORKERS):
         clock.now = begun + number * 5 / WORKERS
         worker = workers.add(Component("tag", number), -1)
-        worker.step(REGISTERED, clock.now)
-        worker.step(EVENTS["healthy"], clock.now)
+        worker.register(clock.now)
+        worker.take(worker.decoder.feed(encode(worker.component_id, "healthy")), clock.now)
         deadlines.arm(worker)
         due[worker.component_id] = clock.now + rules.max_misses * rules.staleness_interval_s
     wakeups = clock.run_until(begun + 5 + 3 * rules.staleness_interval_s + 1)

@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from nomarr_systemd.core.frames import Decoder
-from nomarr_systemd.core.health import State
 from nomarr_systemd.core.ids import Component
 from nomarr_systemd.supervisor import disagreement
 from nomarr_systemd.supervisor.disagreement import Facts, compare, is_stalled, read_facts
@@ -263,10 +262,8 @@ def test_facts_from_what_systemctl_shows() -> None:
 
 
 def test_the_two_witnesses() -> None:
-    silent = State("worker:tag:0", "unhealthy", at=100.0, misses=1)
-
     def name(facts: Facts, frames: int = 5, invocation: str = RUN) -> str:
-        return compare(facts, silent, frames=frames, invocation=invocation, staleness_s=5.0)
+        return compare(facts, 100.0, frames=frames, invocation=invocation, staleness_s=5.0)
 
     fed = Facts(1, RUN, "active", 103.0)
     assert name(fed) == disagreement.WEDGED
@@ -281,7 +278,7 @@ def test_a_frame_without_progress() -> None:
     def stalled(said: bytes, limit: float) -> bool:
         line = b'HEALTH|{"component_id":"worker:tag:0","status":"healthy"' + said + b"}\n"
         (frame,) = Decoder("worker:tag:0").feed(line)
-        return is_stalled(frame, limit)
+        return is_stalled(frame.progress_age_s, limit)
 
     assert stalled(b',"progress_age_s":300.5', 300)
     assert stalled(b',"progress_age_s": 301', 300)

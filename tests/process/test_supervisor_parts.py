@@ -21,7 +21,6 @@ import pytest
 
 from nomarr_systemd.core.errors import BadName
 from nomarr_systemd.core.frames import encode
-from nomarr_systemd.core.health import REGISTERED
 from nomarr_systemd.core.ids import Component
 from nomarr_systemd.host.inotify import DirectoryWatch
 from nomarr_systemd.host.log import WARNING, RateLimit, log
@@ -119,7 +118,7 @@ def test_frames_do_not_touch_the_heap() -> None:
     loop = Loop()
     deadlines = Deadlines(loop, lambda _worker: None)
     worker = Workers().add(Component("tag", 0), -1)
-    changes = worker.step(REGISTERED, loop.now)
+    changes = [*worker.register(loop.now)]
     deadlines.arm(worker)
     for n in range(1000):
         loop.now += 0.001
@@ -135,7 +134,7 @@ def test_frames_do_not_touch_the_heap() -> None:
 def test_frames_of_another_run_do_not_step_the_machine() -> None:
     worker = Workers().add(Component("tag", 0), -1)
     worker.begin("a" * 32)
-    worker.step(REGISTERED, 1.0)
+    worker.register(1.0)
 
     def feed(status: str, invocation: str | None) -> list[str]:
         chunk = encode("worker:tag:0", status, invocation=invocation)
@@ -145,7 +144,7 @@ def test_frames_of_another_run_do_not_step_the_machine() -> None:
 
     assert feed("healthy", "b" * 32) == []
     assert feed("stopping", "b" * 32) == []
-    assert (worker.state.late, worker.frames, worker.frame) == (2, 0, None)
+    assert (worker.state.late, worker.frames, worker.line, worker.heard_at) == (2, 0, b"", 1.0)
     assert not worker.state.stopping
     assert len(worker.ring.frames()) == 2
     assert feed("healthy", "a" * 32) == ["healthy"]

@@ -20,7 +20,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Protocol, TypeVar
 
-from nomarr_systemd.core.frames import Decoder
+from nomarr_systemd.core.frames import Decoder, parse_fields
 from tests.support.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
@@ -206,7 +206,7 @@ class RunningWorker:
                 if self.eof and self._reader in self._selector.get_map():
                     self._selector.unregister(self._reader)
                 return
-            self.frames += [dict(frame.fields) for frame in self.decoder.feed(chunk)]
+            self.frames += [parse_fields(frame.line) for frame in self.decoder.feed(chunk)]
 
     def _read_messages(self) -> None:
         with suppress(BlockingIOError):

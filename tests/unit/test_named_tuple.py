@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nomarr_systemd.core import named_tuple
-from nomarr_systemd.core.health import State
+from nomarr_systemd.core.health import Transition
 
 NAMES = [f"field_{number}" for number in range(12)] + ["cls", "new", "count_"]
 
@@ -74,26 +74,26 @@ def test_every_call_has_the_outcome_of_typings(
 
 
 def test_values_are_copied_pickled_and_matched() -> None:
-    state = State("worker:tag:0", "healthy", at=2.5)
-    for other in (pickle.loads(pickle.dumps(state)), copy.copy(state), copy.deepcopy(state)):
-        assert other == state
-        assert type(other) is State
-    match state:
-        case State(component_id, status):
-            assert (component_id, status) == ("worker:tag:0", "healthy")
-    assert not hasattr(state, "__dict__")
+    change = Transition("healthy", "dead", context="stale")
+    for other in (pickle.loads(pickle.dumps(change)), copy.copy(change), copy.deepcopy(change)):
+        assert other == change
+        assert type(other) is Transition
+    match change:
+        case Transition(old, new):
+            assert (old, new) == ("healthy", "dead")
+    assert not hasattr(change, "__dict__")
 
 
 def test_a_derived_class_keeps_the_fields() -> None:
-    class Mine(State):
+    class Mine(Transition):
         """Has a method of its own."""
 
-        def is_healthy(self) -> bool:
-            return self.status == "healthy"
+        def is_death(self) -> bool:
+            return self.new == "dead"
 
-    assert Mine("worker:tag:0", "healthy").is_healthy()
-    with pytest.raises(TypeError, match=r"State\(\) missing 1 required .*'component_id'"):
-        Mine()  # type: ignore[call-arg]
+    assert Mine("healthy", "dead", "stale").is_death()
+    with pytest.raises(TypeError, match=r"Transition\(\) missing 1 required .*'context'"):
+        Mine("healthy", "dead")  # type: ignore[call-arg]
 
 
 def test_a_field_without_a_default_may_not_follow_one_that_has_one() -> None:
