@@ -36,7 +36,8 @@ MAX_POINTS: Final = 2000
 _MINUTE_MS: Final = 60_000
 _HOUR_MS: Final = 60 * _MINUTE_MS
 _DAY_MS: Final = 24 * _HOUR_MS
-_MAX_SAMPLES: Final = 200_000  # read at once; 4,096 workers make 82,000 in ten minutes
+_MAX_SAMPLES: Final = 200_000  # 4,096 workers make 82,000 in ten minutes
+_PAGE: Final = 100  # samples that are read at once: the memory for them stays with the process
 _MAX_WORD: Final = 100
 _LARGEST: Final = 1 << 50
 
@@ -56,6 +57,16 @@ class Layer(NamedTuple):
 FINE: Final = Layer("30s", 30_000, 3 * _HOUR_MS, 3 * _DAY_MS)
 MIDDLE: Final = Layer("10min", 10 * _MINUTE_MS, 10 * _DAY_MS, 90 * _DAY_MS)
 COARSE: Final = Layer("6h", 6 * _HOUR_MS, 360 * _DAY_MS, 0)
+
+
+class Seen(NamedTuple):
+    """A worker at one moment: what the series are made of, of a sample."""
+
+    wall_ms: int
+    letter: str
+    invocation: str
+    misses: int
+    drops: int
 
 
 class Bucket(NamedTuple):
@@ -89,18 +100,15 @@ def condense(store: Store, now_ms: int, host: str = "") -> int:
     """Move samples of past steps into the series; returns how many samples there were."""
     until_ms = now_ms - now_ms % MIDDLE.step_ms
     index = _read_index(store, host)
-    samples = _read_samples(store, until_ms, host)
-    by_worker = _group_samples(samples)
+    by_worker = _read_samples(store, until_ms, host)
     chunk = until_ms // FINE.chunk_ms
     workers: dict[str, Any] = index.setdefault("workers", {})
     with store.batch():
         for component_id, group in by_worker.items():
-            last = workers.get(component_id, {"chunk": group[0]["wall_ms"] // FINE.chunk_ms})
+            last = workers.get(component_id, {"chunk": group[0].wall_ms // FINE.chunk_ms})
             buckets = list(make_buckets(group, str(last.get("run", ""))))
             _add(store, FINE, component_id, host, buckets)
-            last["run"] = next(
-                (each["invocation"] for each in reversed(group) if each.get("invocation")), ""
-            )
+            last["run"] = next((each.invocation for each in reversed(group) if each.invocation), "")
             workers[component_id] = last
         for component_id, last in workers.items():
             if last["chunk"] < chunk:
@@ -111,7 +119,7 @@ def condense(store: Store, now_ms: int, host: str = "") -> int:
     store.prune(COLLECTION, "wall_ms", until_ms, {"host": host or None})
     if host:  # samples of hosts that are gone
         store.prune(COLLECTION, "wall_ms", until_ms - _DAY_MS)
-    return len(samples)
+    return sum(map(len, by_worker.values()))
 
 
 class SeriesReader:
@@ -123,7 +131,7 @@ class SeriesReader:
         self._now_ms = now_ms
         self._host = host
         self._index: dict[str, Any] = _read_index(store, host).get("workers", {})
-        self._samples = _group_samples(_read_samples(store, now_ms, host)) if many else None
+        self._samples = _read_samples(store, now_ms, host) if many else None
 
     def read(self, component_id: str, since_ms: int, until_ms: int, points: int) -> list[Bucket]:
         """Buckets of equal length between two moments, oldest first; those without a sample are
@@ -144,14 +152,15 @@ class SeriesReader:
             filled_ms = max(found[-1].start_ms + FINE.step_ms if found else 0, since_ms)
             mine = self._find_samples(component_id)
             found += make_buckets(
-                (each for each in mine if filled_ms <= each["wall_ms"] < until_ms), ""
+                (each for each in mine if filled_ms <= each.wall_ms < until_ms), ""
             )
         return [_merge(start, group) for start, group in _group(found, step_ms)]
 
-    def _find_samples(self, component_id: str) -> list[Doc]:
+    def _find_samples(self, component_id: str) -> list[Seen]:
         if self._samples is not None:
             return self._samples.get(component_id, [])
-        return _read_samples(self._store, self._now_ms, self._host, component_id)
+        found = _read_samples(self._store, self._now_ms, self._host, component_id)
+        return found.get(component_id, [])
 
 
 def _choose_layers(now_ms: int, folded_ms: int, step_ms: int) -> list[tuple[Layer, int, int]]:
@@ -201,22 +210,21 @@ def choose_step(since_ms: int, until_ms: int, points: int) -> int:
     return max(FINE.step_ms, -(-(until_ms - since_ms) // max(1, min(points, MAX_POINTS))))
 
 
-def make_buckets(samples: Iterable[Doc], run: str) -> Iterator[Bucket]:
+def make_buckets(samples: Iterable[Seen], run: str) -> Iterator[Bucket]:
     """Group one worker's samples, oldest first, by the fine step. ``run`` is the invocation
     before the first sample."""
     for start_ms, group in groupby(
-        samples, key=lambda sample: sample["wall_ms"] // FINE.step_ms * FINE.step_ms
+        samples, key=lambda sample: sample.wall_ms // FINE.step_ms * FINE.step_ms
     ):
         counts: dict[str, int] = {}
         runs = misses = drops = 0
         for sample in group:
-            letter = LETTERS.get(sample.get("status", ""), "o")
-            counts[letter] = counts.get(letter, 0) + 1
-            invocation = sample.get("invocation") or run
+            counts[sample.letter] = counts.get(sample.letter, 0) + 1
+            invocation = sample.invocation or run
             runs += bool(run and invocation != run)
             run = invocation
-            misses = max(misses, sample.get("misses", 0))
-            drops = max(drops, sample.get("drops", 0))
+            misses = max(misses, sample.misses)
+            drops = max(drops, sample.drops)
         yield Bucket(start_ms, counts, runs, misses, drops)
 
 
@@ -254,23 +262,23 @@ def _read_layer(
                 yield Bucket(start_ms, *rest)
 
 
-def _group_samples(samples: Iterable[Doc]) -> dict[str, list[Doc]]:
-    found: dict[str, list[Doc]] = {}
-    for sample in samples:
-        found.setdefault(sample["component_id"], []).append(sample)
-    return found
-
-
-def _read_samples(store: Store, until_ms: int, host: str, component_id: str = "") -> list[Doc]:
-    """The samples of a host, or of one worker of it, before a moment, oldest first; keys sort in
-    the order of writing."""
+def _read_samples(
+    store: Store, until_ms: int, host: str, component_id: str = ""
+) -> dict[str, list[Seen]]:
+    """The samples of a host, or of one worker of it, before a moment, by worker, oldest first; keys
+    sort in the order of writing. They are many, so values that are the same are kept once."""
     if component_id:
-        docs = walk(store, COLLECTION, {"component_id": component_id})
+        docs = walk(store, COLLECTION, {"component_id": component_id}, size=_PAGE)
     else:
-        docs = walk(store, COLLECTION, {"host": host or None})
-    first = islice(docs, _MAX_SAMPLES)
-    found = [_trim(doc) for doc in first if _is_sample(doc, until_ms, host)]
-    found.sort(key=lambda each: int(each["wall_ms"]))
+        docs = walk(store, COLLECTION, {"host": host or None}, size=_PAGE)
+    found: dict[str, list[Seen]] = {}
+    same: dict[Any, Any] = {}
+    for doc in islice(docs, _MAX_SAMPLES):
+        if _is_sample(doc, until_ms, host):
+            seen = Seen(*(same.setdefault(value, value) for value in _trim(doc)))
+            found.setdefault(doc["component_id"], []).append(seen)
+    for group in found.values():
+        group.sort(key=lambda each: each.wall_ms)
     return found
 
 
@@ -280,13 +288,12 @@ def _is_sample(doc: Doc, until_ms: int, host: str) -> bool:
     return known and doc["wall_ms"] < until_ms and doc.get("host", "") == host
 
 
-def _trim(doc: Doc) -> Doc:
+def _trim(doc: Doc) -> Seen:
     """What the series are made of, of known types: another program may have written the sample."""
-    texts = {name: str(doc.get(name, ""))[:_MAX_WORD] for name in ("status", "invocation")}
+    status, invocation = (str(doc.get(name, ""))[:_MAX_WORD] for name in ("status", "invocation"))
     numbers = (doc.get(name) for name in ("misses", "drops"))
     misses, drops = (each if type(each) is int and 0 <= each < _LARGEST else 0 for each in numbers)
-    known = {name: doc[name] for name in ("component_id", "wall_ms")}
-    return known | texts | {"misses": misses, "drops": drops}
+    return Seen(doc["wall_ms"], LETTERS.get(status, "o"), invocation, misses, drops)
 
 
 def _fold(store: Store, component_id: str, host: str, done: int, chunk: int) -> None:

@@ -292,16 +292,19 @@ def decode(text: object, depth: int = MAX_DEPTH) -> Doc:
     return doc
 
 
-def walk(store: Store, collection: str, where: Equal) -> Iterator[Doc]:
-    """Yield all documents that match, by key; changes meanwhile may be seen or not."""
-    for page in pages(store, collection, where):
+def walk(store: Store, collection: str, where: Equal, *, size: int = PAGE) -> Iterator[Doc]:
+    """Yield all documents that match, by key; changes meanwhile may be seen or not. ``size`` of
+    them are read at once."""
+    for page in pages(store, collection, where, size=size):
         yield from page
 
 
-def pages(store: Store, collection: str, where: Equal | None = None) -> Iterator[list[Doc]]:
+def pages(
+    store: Store, collection: str, where: Equal | None = None, *, size: int = PAGE
+) -> Iterator[list[Doc]]:
     """Yield all documents that match, by key, in the lists in which they are read."""
     after = ""
-    while page := store.find(collection, where, after=after, limit=PAGE):
+    while page := store.find(collection, where, after=after, limit=size):
         yield page
         after = page[-1]["_key"]
 

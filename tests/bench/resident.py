@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,7 @@ from typing import NamedTuple
 
 from nomarr_systemd.core.frames import encode
 from nomarr_systemd.core.ids import Component
+from nomarr_systemd.ledger import health_history
 from nomarr_systemd.supervisor.frame_ring import CAPACITY
 from tests.bench.timing import report
 from tests.support import supervision
@@ -108,10 +110,21 @@ def fill(directory: str, count: int) -> None:
 
 
 def wait_for_history(state: str) -> None:
-    """Until it was written once: the store is then open, and stays so."""
-    while not os.path.exists(f"{state}/work/work.db"):
+    """Until it was written once, after half a minute."""
+    path = f"{state}/work/work.db"
+    while not os.path.exists(path):
         time.sleep(0.1)
+    with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
+        while not _has_history(db):
+            time.sleep(0.5)
     time.sleep(1)
+
+
+def _has_history(db: sqlite3.Connection) -> bool:
+    tables = db.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+    if (health_history.COLLECTION,) not in tables:
+        return False
+    return db.execute(f"SELECT 1 FROM {health_history.COLLECTION}").fetchone() is not None
 
 
 def measure_ours(count: int) -> Cost:

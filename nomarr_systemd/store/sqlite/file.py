@@ -37,6 +37,7 @@ _CORRUPT = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
 _PLAIN_TABLE: Final = re.compile(r"CREATE TABLE [^()]+\([^()]*\)")
 # What an index of any version is on: fields of the documents.
 _FIELD: Final = r"key|(CASE WHEN json_valid\(body\) THEN )?json_extract\(body, '\$\.\w+'\)( END)?"
+_CACHE_KIB: Final = 256  # SQLite would take 2 MiB, and the kernel has the file in memory anyway
 _OURS: Final = re.compile(rf'"?\w+"? ?\(({_FIELD})(, ({_FIELD}))*\)')
 _PIECE: Final = 1 << 20
 _LEAVE_FREE: Final = 8  # times as much as is to be kept: a small disk is for others
@@ -262,6 +263,7 @@ class SqliteFile:
             self._make_indexes(db)
             if self._log is not None:
                 self._log.open(db)
+                db.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
             else:
                 db.execute("PRAGMA synchronous = FULL")
                 self._need_no_room(db)
