@@ -325,9 +325,16 @@ def _start(manager: Manager, workers: list[Component], tell: Tell) -> None:
     target is started without them: it would start all of them at once, and again one that has
     failed meanwhile."""
     # It is not asked about by name: systemd would load it, and forget it again, with all workers.
-    if manager.list_loaded(TARGET).get(TARGET, {}).get("ActiveState") != "active":
+    loaded = manager.list_loaded(TARGET, *SERVING)
+    if loaded.get(TARGET, {}).get("ActiveState") != "active":
         queue(manager, "start", SERVING)
         manager.start_alone(TARGET)
+    else:  # perhaps since a boot before the first apply, when it wanted nothing
+        states = {unit: loaded.get(unit, {}) for unit in SERVING}
+        down = [unit for unit, facts in states.items() if facts.get("ActiveState") != "active"]
+        queue(
+            manager, "start", [unit for unit in down if states[unit].get("LoadState") != "masked"]
+        )
     queue_gently(manager, "start", [worker.unit for worker in workers], "starting", tell)
 
 
