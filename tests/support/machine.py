@@ -240,10 +240,11 @@ class Machine:
 
     def status(self, name: str) -> dict[str, Any]:
         """The worker's row of ``nomarrctl status``."""
+        return self._statuses()[parse_component(name).component_id]
+
+    def _statuses(self) -> dict[str, dict[str, Any]]:
         rows = json.loads(self.run("nomarrctl", "status", "--json", check=False).stdout)
-        component = parse_component(name).component_id
-        found: dict[str, Any] = next(row for row in rows if row["component"] == component)
-        return found
+        return {row["component"]: row for row in rows}
 
     def systemctl(self, *arguments: str, check: bool = True) -> str:
         return self.run("systemctl", "--no-pager", *arguments, check=check).stdout
@@ -313,7 +314,8 @@ class Machine:
             return wanted <= {row["component"] for row in rows if row["status"] == "healthy"}
 
         def shown() -> bool:
-            return {self.status(name)["health"] for name in names} == {"healthy"}
+            rows = self._statuses()
+            return {rows[name]["health"] for name in wanted} == {"healthy"}
 
         for look in (seen_by_supervisor, shown):
             self.wait_for(look, f"{', '.join(names)} healthy")
