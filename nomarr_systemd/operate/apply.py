@@ -325,12 +325,12 @@ def _serve(manager: Manager) -> None:
     """Have the supervisor read its configuration, or start it, and start the target without its
     workers: it would start all of them at once, and again one that has failed meanwhile."""
     # Not asked about by name: systemd would load the target, and forget it again, with all workers.
-    states = manager.list_loaded(SUPERVISOR, TARGET)
+    states = manager.list_loaded(SUPERVISOR, TARGET, *SERVING)
     active = {name for name, facts in states.items() if facts["ActiveState"] == "active"}
-    if SUPERVISOR not in active:
-        queue(manager, "start", [SUPERVISOR])
+    masked = {name for name, facts in states.items() if facts["LoadState"] == "masked"}
+    # The target may be active since a boot before the first apply, when it wanted nothing.
+    queue(manager, "start", [*({SUPERVISOR, *SERVING} - active - masked)])
     if TARGET not in active:
-        queue(manager, "start", SERVING)
         manager.start_alone(TARGET)  # loads all workers, while the supervisor starts
         manager.close()
     if SUPERVISOR in active:

@@ -6,24 +6,23 @@ compared by code point here, by the server's configured language there.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
+
+_RANKS: Final = {type(None): 0, bool: 1, int: 2, float: 2, str: 3, list: 4, dict: 5}
 
 
 def rank(value: Any) -> int:
     """null < bool < number < string < array < object."""
-    if value is None:
-        return 0
-    if isinstance(value, bool):
-        return 1
-    if isinstance(value, int | float):
-        return 2
-    return 3 if isinstance(value, str) else 4 if isinstance(value, list) else 5
+    return _RANKS[type(value)]
 
 
 def compare(left: Any, right: Any) -> int:
     """Less than zero, zero or more, as ``left`` is less than, equal to or more than ``right``."""
-    if rank(left) != rank(right):
-        return rank(left) - rank(right)
+    kind, other = _RANKS[type(left)], _RANKS[type(right)]
+    if kind != other:
+        return kind - other
+    if 0 < kind < 4:
+        return int(left > right) - int(left < right)
     if isinstance(left, list):
         longer = max(len(left), len(right))
         return _first(
@@ -32,9 +31,7 @@ def compare(left: Any, right: Any) -> int:
         )
     if isinstance(left, dict):
         return _first((left.get(name), right.get(name)) for name in sorted({*left, *right}))
-    if left is None:
-        return 0
-    return int(left > right) - int(left < right)
+    return 0
 
 
 def is_true(value: Any) -> bool:

@@ -73,14 +73,13 @@ def tree(suite: str, deb: Path, web_deb: Path, arango: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def machine(tree: Path, deb: Path, added: Path) -> Iterator[Machine]:
-    """Booted, the package installed, nothing configured."""
+    """Booted with the package installed, nothing configured."""
     try:
-        machine = Machine(tree, added)
+        machine = Machine(tree, added, packages.install_once(tree, deb))
     except MachineUnavailable as error:
         pytest.skip(str(error))
     try:
         machine.boot()
-        packages.install(machine, deb)
         yield machine
     finally:
         machine.end()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -24,7 +26,7 @@ from nomarr_systemd.ledger.shared_archive import (
     parse_host,
     read_records,
 )
-from nomarr_systemd.store.protocol import PAST_RECORDS, POLICY_LEDGER, Store
+from nomarr_systemd.store.protocol import PAST_RECORDS, POLICY_LEDGER, Doc, Store
 from nomarr_systemd.store.sqlite.store import SqliteStore
 from tests.support.broken_store import Broken
 from tests.support.incidents import make
@@ -47,6 +49,16 @@ def fill(store: Store, count: int = RING, host: str = "") -> Ledger:
     with store.batch():
         book(ledger, range(1, count + 1))
     return ledger
+
+
+@functools.cache
+def make_full() -> Doc:
+    """The account of a worker whose ring is full, booked once."""
+    with TemporaryDirectory() as place, closing(SqliteStore(place, "policy")) as store:
+        fill(store)
+        (doc,) = store.find(POLICY_LEDGER)
+    del doc["_rev"]
+    return doc
 
 
 def find_kept(store: Store, host: str = "") -> list[int]:
@@ -90,7 +102,7 @@ def test_a_kill_in_the_middle_loses_and_doubles_none(
     store: Store, at_write: int, after: bool
 ) -> None:
     """A failure that pushes records out of the ring is two writes."""
-    fill(store)
+    store.insert(POLICY_LEDGER, make_full())
     with pytest.raises(StoreUnavailable, match="killed"):
         book(Ledger(Broken(store, at_write, after=after)), range(RING + 1, RING + 2))
     kept = set(find_kept(store))
@@ -104,7 +116,7 @@ def test_a_kill_in_the_middle_loses_and_doubles_none(
 def test_an_account_is_removed_and_its_records_are_kept(
     store: Store, at_write: int, after: bool
 ) -> None:
-    fill(store)
+    store.insert(POLICY_LEDGER, make_full())
     with pytest.raises(StoreUnavailable, match="killed"):
         Ledger(Broken(store, at_write, after=after)).remove_restart_state(TAG.component_id)
     ledger = Ledger(store)

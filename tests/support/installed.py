@@ -6,6 +6,8 @@ import shutil
 from pathlib import Path
 from typing import Final
 
+from tests.support.steady import make_worker
+
 CHECKOUT: Final = Path(__file__).parents[2]
 WORKERS: Final = "/opt/nomarr-workers"
 
@@ -18,18 +20,9 @@ from nomarr_systemd.worker.runtime import Worker
 class Tagger(Worker):
     pass
 '''
-STEADY: Final = """\
-#!/bin/sh
-# Healthy until a SIGTERM, which it answers by exiting with $1.
-trap 'exit '"$1" TERM
-exec 3>"$NOMARR_HEALTH_PIPE"
-systemd-notify --ready --status='waiting for a SIGTERM'
-while :; do
-    printf 'HEALTH|{"component_id":"%s","status":"healthy"}\\n' "$NOMARR_COMPONENT_ID" >&3
-    sleep 1 3>&- & wait $!
-    systemd-notify WATCHDOG=1
-done
-"""
+STEADY: Final = make_worker(
+    pause_s=1, ready="READY=1\nSTATUS=waiting for a SIGTERM", later="WATCHDOG=1"
+)
 CRASHER: Final = """\
 #!/bin/sh
 # Fails at once, until the file exists that mends it.

@@ -62,6 +62,15 @@ unset CGROUPS
 exec "$@"
 """
 
+# On an overlay, as a container has it in /var/tmp, nobody may make the devices by which one says
+# that a file was removed.
+_SAVE: Final = """
+cd "$1"
+rm -rf root/* tmp/* var/log/* var/tmp/*
+find . -type c -delete
+cp -a . "$2"
+"""
+
 _Found = TypeVar("_Found")
 
 
@@ -74,9 +83,10 @@ class MachineUnavailable(MachineError):
 
 
 class Machine:
-    """``base`` is the root that it has a copy of; ``added`` is copied onto that."""
+    """``base`` is the root that it has a copy of, with what others have saved as ``layers`` over
+    it; ``added`` is copied onto that."""
 
-    def __init__(self, base: Path, added: Path) -> None:
+    def __init__(self, base: Path, added: Path, *layers: Path) -> None:
         _check_capabilities()
         _sweep()
         # The owner's pid is in it, so that a later machine can sweep up after a killed one.
@@ -89,7 +99,8 @@ class Machine:
         self._keeper = subprocess.Popen(
             [
                 *("setpriv", "--pdeathsig=KILL", "--", "unshare", "--mount", "--"),
-                *("sh", "-c", _KEEP, "sh", self.directory, str(added), str(base)),
+                *("sh", "-c", _KEEP, "sh", self.directory, str(added)),
+                ":".join(map(str, (*layers, base))),
             ],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -169,9 +180,19 @@ class Machine:
 
     def reboot(self) -> None:
         """Shut down in good order, then boot again."""
+        self._shut_down()
+        self.boot()
+
+    def save(self, place: Path) -> None:
+        """Shut down in good order, and keep what is on its disk beside the base, but for logs. What
+        it has removed of the base is there again."""
+        self._shut_down()
+        disk = f"/proc/{self._keeper.pid}/root{self.directory}/disk"
+        subprocess.run(["sh", "-ec", _SAVE, "sh", f"{disk}/upper", str(place)], check=True)
+
+    def _shut_down(self) -> None:
         self.run("systemctl", "poweroff", "--no-block")
         self._wait_until_off()
-        self.boot()
 
     def power_cut(self) -> None:
         """Every process is gone at once, in the middle of whatever it did."""
@@ -219,10 +240,11 @@ class Machine:
 
     def status(self, name: str) -> dict[str, Any]:
         """The worker's row of ``nomarrctl status``."""
+        return self._statuses()[parse_component(name).component_id]
+
+    def _statuses(self) -> dict[str, dict[str, Any]]:
         rows = json.loads(self.run("nomarrctl", "status", "--json", check=False).stdout)
-        component = parse_component(name).component_id
-        found: dict[str, Any] = next(row for row in rows if row["component"] == component)
-        return found
+        return {row["component"]: row for row in rows}
 
     def systemctl(self, *arguments: str, check: bool = True) -> str:
         return self.run("systemctl", "--no-pager", *arguments, check=check).stdout
@@ -292,7 +314,8 @@ class Machine:
             return wanted <= {row["component"] for row in rows if row["status"] == "healthy"}
 
         def shown() -> bool:
-            return {self.status(name)["health"] for name in names} == {"healthy"}
+            rows = self._statuses()
+            return {rows[name]["health"] for name in wanted} == {"healthy"}
 
         for look in (seen_by_supervisor, shown):
             self.wait_for(look, f"{', '.join(names)} healthy")

@@ -17,17 +17,10 @@ from nomarr_systemd.core.account import Account
 from nomarr_systemd.core.ledger_record import Record
 from tests.support import forked_ctl
 from tests.support.lab import CHECKOUT, COMPILED, Lab
+from tests.support.steady import make_worker
 from tests.support.supervision import Live
 
-WORKER = """\
-#!/bin/sh
-trap "exit 0" TERM
-systemd-notify --ready
-while :; do
-    printf 'HEALTH|{"component_id":"%s","status":"healthy"}\\n' "$NOMARR_COMPONENT_ID" >&3
-    sleep 0.2 & wait $!
-done 3>"$NOMARR_HEALTH_PIPE"
-"""
+WORKER = make_worker(pause_s=0.2)
 POLICY = """\
 [policy]
 backoff_base_s = {backoff_s}
@@ -38,7 +31,7 @@ SYSTEM_PYTHON = "/usr/bin/python3"  # with the packages that packaging/prepare i
 
 
 class Installation:
-    """One pool, ``tag``, of shell workers unless ``more`` says otherwise."""
+    """One pool, ``tag``, of steady workers unless ``more`` says otherwise."""
 
     forks = True  # calls of nomarrctl are forked, by forked_ctl
 

@@ -5,6 +5,7 @@ on. Made once by mmdebstrap from apt's own mirror, kept in /var/tmp, never writt
 from __future__ import annotations
 
 import fcntl
+import functools
 import hashlib
 import os
 import shlex
@@ -52,6 +53,7 @@ def open_cache() -> Path:
     return CACHE
 
 
+@functools.cache  # apt reads all of its lists for it: 0.6 s
 def find_mirror() -> str:
     """Where this machine's apt gets Debian from; it has every suite."""
     command = ["apt-get", "indextargets", "--format=$(REPO_URI)", "Created-By: Packages"]

@@ -14,18 +14,13 @@ from typing import Any
 
 from tests.support.lab import Lab
 from tests.support.operator_site import WORKER, Installation
+from tests.support.steady import HEALTHY, make_worker
 
-HOSTILE_NAME = '<img src=x onerror="document.title=1">\\u001b[2J\\u202etxt.exe'
-HOSTILE = """\
-#!/bin/sh
-trap "exit 0" TERM
-systemd-notify --ready
-while :; do
-    printf '%s%s%s\\n' 'HEALTH|{"component_id":"' "$NOMARR_COMPONENT_ID" \\
-        '","status":"healthy","phase":"<i>processing</i>","job":"JOB","seq":1}' >&3
-    sleep 0.2 & wait $!
-done 3>"$NOMARR_HEALTH_PIPE"
-"""
+HOSTILE_NAME = '<img src=x onerror=\\"document.title=1\\">\\u001b[2J\\u202etxt.exe'
+HOSTILE = make_worker(
+    pause_s=0.2,
+    frame=f'{HEALTHY},"phase":"<i>processing</i>","job":"{HOSTILE_NAME}","seq":1',
+)
 CONFIG = """\
 [policy]
 backoff_base_s = {backoff_s}
@@ -145,7 +140,7 @@ class EventStream:
 
 
 class WebSite(Installation):
-    """Pools ``tag`` (jobs of the store), ``ocr`` (shell workers) and ``odd`` (hostile names)."""
+    """Pools ``tag`` (jobs of the store), ``ocr`` (steady workers) and ``odd`` (hostile names)."""
 
     def __init__(
         self,
@@ -157,13 +152,11 @@ class WebSite(Installation):
         web: str = "",
     ) -> None:
         super().__init__(lab)
-        needs = '[ ! -e "$0.out" ] || exit 1\ntrap'  # what it cannot do without is out of order
-        self.ocr = lab.write_program("ocr", WORKER.replace("trap", needs, 1))
+        needs = 'exit 1 if -e "$0.out";\n$SIG'  # what it cannot do without is out of order
+        self.ocr = lab.write_program("ocr", WORKER.replace("$SIG", needs, 1))
         self.port = find_port()
         self.client = Client(self.port)
-        hostile = lab.write_program(
-            "hostile", HOSTILE.replace("JOB", HOSTILE_NAME.replace('"', '\\"'))
-        )
+        hostile = lab.write_program("hostile", HOSTILE)
         self.config.write_text(
             CONFIG.format(
                 backoff_s=backoff_s,

@@ -25,7 +25,7 @@ from tests.support.supervision import Live, status_of
 UNIT = "nomarr-worker@tag-0.service"
 SUPERVISOR = "nomarr-supervisor.service"
 # A SIGTERM ends its frames, and nothing else.
-DEAF = WORKER.replace("exit 0", "exec sleep 1000")
+DEAF = WORKER.replace("exit $ARGV[0]", "exec 'sleep', 1000")
 
 
 @pytest.fixture

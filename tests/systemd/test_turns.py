@@ -17,7 +17,7 @@ from nomarr_systemd.fleet.turns import TurnStore
 from nomarr_systemd.ledger.ledger import Ledger
 from tests.support.fleet_site import Host, make_hosts, run_servers
 from tests.support.lab import Lab
-from tests.support.operator_site import WORKER as SHELL
+from tests.support.operator_site import WORKER as STEADY
 from tests.support.operator_site import Installation
 
 # Ready when ``slow`` is not there; it notes when it begins, and when it is ready.
@@ -80,7 +80,7 @@ def test_no_restart_waits_for_a_store_that_is_away(tmp_path: Path) -> None:
     restarted when that is away; the death is booked once."""
     policy = "[policy]\nbackoff_base_s = 0.1\nbackoff_max_s = 2\nbackoff_jitter = 0\n"
     with run_servers() as servers, make_hosts(["alpha"]) as (lab,):
-        worker = lab.write_program("shell", SHELL)
+        worker = lab.write_program("steady", STEADY)
         pool = f'[pool.tag]\ncommand = ["{worker}"]\nwatchdog_s = 3600\n'
         host = Host(lab, servers, tmp_path, {}, policy + pool, at_once=1)
         host.wait_until_healthy("tag-0")

@@ -74,7 +74,8 @@ class Watched:
 
 @pytest.fixture
 def page(browser: Browser, site: WebSite) -> Iterator[Page]:
-    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    # Without the pulse of the live sign, which is drawn sixty times a second.
+    context = browser.new_context(viewport={"width": 1280, "height": 900}, reduced_motion="reduce")
     context.set_default_timeout(PATIENCE_MS)
     page = context.new_page()
     watched = Watched(page, site.url)
