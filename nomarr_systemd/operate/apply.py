@@ -329,7 +329,7 @@ def _serve(manager: Manager) -> None:
     active = {name for name, facts in states.items() if facts["ActiveState"] == "active"}
     masked = {name for name, facts in states.items() if facts["LoadState"] == "masked"}
     # The target may be active since a boot before the first apply, when it wanted nothing.
-    queue(manager, "start", [*({SUPERVISOR, *SERVING} - active - masked)])
+    queue(manager, "start", sorted({SUPERVISOR, *SERVING} - active - masked))
     if TARGET not in active:
         manager.start_alone(TARGET)  # loads all workers, while the supervisor starts
         manager.close()
