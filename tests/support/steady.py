@@ -14,8 +14,8 @@ $SIG{TERM} = sub { exit $ARGV[0] };
 $SIG{FPE} = 'DEFAULT';  # which Perl ignores
 socket $manager, 1, 2, 0;  # AF_UNIX, SOCK_DGRAM
 connect $manager, pack 'S a*', 1, $ENV{NOTIFY_SOCKET} =~ s/^@/\\0/r;
-open $pipe, '>', $ENV{NOMARR_HEALTH_PIPE};
 syswrite $manager, 'READY';
+open($pipe, '>', $ENV{NOMARR_HEALTH_PIPE}) or exit 2;  # waits for a supervisor
 while (1) {
     syswrite $pipe, qq(HEALTH|{"component_id":"$ENV{NOMARR_COMPONENT_ID}",) . 'FRAME' . "}\\n";
     select undef, undef, undef, PAUSE_S;

@@ -143,7 +143,6 @@ def test_the_primary_is_killed_in_the_middle_of_everything(
     listed = tmp_path / "jobs"
     listed.write_text("".join(f"{tmp_path}/{name}\n" for name in names))
     (tmp_path / "broken").touch()
-    alpha.good("jobs", "add", "--pool", "tag", "--from-file", str(listed))
 
     def jobs_of(pool: str) -> list[Doc]:
         return [doc for doc in servers.jobs() if doc["pool"] == pool]
@@ -162,8 +161,9 @@ def test_the_primary_is_killed_in_the_middle_of_everything(
 
     for host in hosts:
         host.lab.wait_for(lambda: has_died(host, 2), what="the loop")  # noqa: B023
-    alpha.lab.wait_for(lambda: count_done() >= JOBS // 10, what="some jobs")
     alpha.lab.wait_for(all_long_run, what="each host has a long job")
+    alpha.good("jobs", "add", "--pool", "tag", "--from-file", str(listed))
+    alpha.lab.wait_for(lambda: count_done() >= JOBS // 10, what="some jobs")
     at_failover = {host.lab.name: len(runs_of(host)) for host in hosts}
     assert count_done() < JOBS
     servers.kill_primary()
