@@ -133,7 +133,13 @@ def gather(
     down = {each for each in workers if shown[each.unit]["ActiveState"] in DOWN}
     reasons = _ask_reasons(manager, sorted(down))
     is_looked_for = bool(down) and reasons[SOON]["ActiveState"] == "active"
-    may_lack = [each.unit for each in sorted(down) if shown[each.unit]["LoadState"] != "masked"]
+    is_off = bool(down) and reasons[TARGET]["ActiveState"] == "inactive"
+    unwanted = {each for each in down if reasons[each.wanted_unit]["ActiveState"] != "active"}
+    may_lack = [
+        each.unit
+        for each in sorted(down - unwanted if is_off else down)
+        if shown[each.unit]["LoadState"] != "masked"
+    ]
     lacking = find_lacking(manager, may_lack)
     answer = client.ask(scope.paths.live, {"op": "snapshot"})
     live = parse_workers(answer) or {}
@@ -152,7 +158,7 @@ def gather(
             about = reasons.get(worker.unit) or _UNASKED | facts
             view = explain_down(view, about, wanted, timer, is_looked_for=is_looked_for)
             view = view._replace(needs=lacking.get(worker.unit, ""))
-            if reasons[TARGET]["ActiveState"] == "inactive" and wanted["ActiveState"] != "active":
+            if is_off and worker in unwanted:
                 # systemd forgets what it knew of them, also that a stop was requested.
                 view = view._replace(idle="stopped", needs=f"{TARGET}, which is inactive")
         views.append(view)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, TypeVar
 
-from nomarr_systemd.core.ids import Component
+from nomarr_systemd.core.ids import TARGET, UNIT_PREFIX, WANTED_PREFIX, Component
 from nomarr_systemd.systemd.dbus.connection import (
     MANAGER,
     PROPERTIES,
@@ -32,7 +32,7 @@ from nomarr_systemd.systemd.systemctl import (
     run_systemctl,
 )
 from nomarr_systemd.systemd.timers import make_restart_timer, make_service_timer, timer_of
-from nomarr_systemd.systemd.unit_properties import LISTED, as_text, interface_of
+from nomarr_systemd.systemd.unit_properties import LISTED, as_text, interface_of, show_unloaded
 
 SUPERVISOR: Final = "nomarr-supervisor.service"
 RECONCILER: Final = "nomarr-reconcile.service"
@@ -88,6 +88,7 @@ class Manager:
         on_wait = self._tell_of_wait if tell else None
         self._bus = bus or Bus(user=user, timeout_s=TIMEOUT_S, on_wait=on_wait)
         self._asked = ""  # what is waited for
+        self._has_workers = False  # systemd has loaded them; asked once for each connection
         self._started_us: int | None = None
 
     def show(self, units: Sequence[str], properties: Sequence[str]) -> dict[str, dict[str, str]]:
@@ -105,7 +106,12 @@ class Manager:
         systemd continues between its answers, so the list is asked for before and after them. If a
         unit differs between the two, it is asked about again: all that is returned of a unit was
         true at one moment.
+
+        What there is of a run is not asked of workers that are not loaded: systemd would load all
+        workers for each question, and forget them before the next.
         """
+        if not self._has_workers:
+            self._has_workers = TARGET in self.list_loaded(TARGET)
         found, left = self._show_once(questions)
         for _ in range(_SHOW_TRIES):
             if not left:
@@ -122,31 +128,36 @@ class Manager:
     ) -> tuple[dict[str, dict[str, str]], set[str]]:
         """Return the properties of each unit, and the instances that changed meanwhile."""
         listed = [unit for unit, names in questions.items() if not LISTED.keys().isdisjoint(names)]
+        known = self._find_unloaded(questions)
         singles = [
             Call("Get", "ss", (interface_of(unit, name), name), path, PROPERTIES)
             for unit, properties in questions.items()
-            for path in (unit_path(unit),)
+            for path, own in ((unit_path(unit), known.get(unit, {})),)
             for name in properties
-            if name not in LISTED
+            if name not in LISTED and name not in own
         ]
         lists = [Call("ListUnitsByNames", "as", (listed,))] if listed else []
-        calls = [*lists, *singles, *(lists if singles else ())]
+        again = lists if singles and self._has_workers else []
+        calls = [*lists, *singles, *again]
         if self._started_us is None:  # a timer will need it
             calls.append(Call("Get", "ss", (MANAGER, _STARTED), interface=PROPERTIES))
         answers = self._ask_all(calls)
         if self._started_us is None:
             self._started_us = int(as_text(_STARTED, answers.pop()))
         before = answers[0][0] if lists else []
-        rows = dict(zip(listed, answers[-1][0], strict=True)) if lists else {}
+        rows = dict(zip(listed, answers[-1][0] if again else before, strict=True))
         single = iter(answers[len(lists) :])
         shown = {
             unit: {
                 name: as_text(name, [LISTED[name](rows[unit])])
                 if name in LISTED
+                else own[name]
+                if name in own
                 else as_text(name, next(single))
                 for name in properties
             }
             for unit, properties in questions.items()
+            for own in (known.get(unit, {}),)
         }
         changed = {
             _instance_of(unit)
@@ -154,6 +165,16 @@ class Manager:
             if row != rows[unit]
         }
         return shown, changed
+
+    def _find_unloaded(
+        self, questions: Mapping[str, Sequence[str]]
+    ) -> Mapping[str, Mapping[str, str]]:
+        """Return what need not be asked: of each worker that is not loaded, the facts of a run. If
+        one worker is loaded, so is its target, and with that all workers."""
+        if self._has_workers:
+            return {}
+        workers = (unit for unit in questions if unit.startswith((UNIT_PREFIX, WANTED_PREFIX)))
+        return {unit: show_unloaded(questions[unit]) for unit in workers}
 
     def show_manager(self, *properties: str) -> dict[str, str]:
         """Return properties of the manager itself."""
@@ -328,6 +349,7 @@ class Manager:
 
     def close(self) -> None:
         self._bus.close()
+        self._has_workers = False
 
     def _ask(self, call: Call) -> list[Any]:
         return self._ask_all([call])[0]

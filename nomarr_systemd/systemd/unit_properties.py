@@ -29,6 +29,22 @@ LISTED: Final[Mapping[str, Callable[[Sequence[Any]], Any]]] = {
     "Job": itemgetter(7, 9),
 }
 
+# What systemd shows of a unit that has not run since it was loaded; timestamps are 0.
+_NEVER_RAN: Final = {
+    "InvocationID": "",
+    "MainPID": "0",
+    "ExecMainCode": "0",
+    "ExecMainStatus": "0",
+    "Result": "success",
+    "ConditionResult": "no",
+}
+
+
+def show_unloaded(names: Sequence[str]) -> dict[str, str]:
+    """Return those of these properties of a unit that is not loaded that no file decides."""
+    times = {name: "0" for name in names if name.endswith("TimestampMonotonic")}
+    return times | {name: _NEVER_RAN[name] for name in names if name in _NEVER_RAN}
+
 
 def interface_of(unit: str, name: str) -> str:
     """Return the interface that has this property of the unit."""

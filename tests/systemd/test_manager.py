@@ -65,6 +65,40 @@ def test_it_shows_what_systemctl_shows(lab: Lab, manager: Manager) -> None:
     assert manager.show_manager("Version")["Version"].startswith("2")
 
 
+def test_of_workers_that_are_not_loaded_no_run_is_asked_for(
+    lab: Lab, manager: Manager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For each question systemd would load all workers, and forget them again: with 300 of them,
+    stopped with their target, ``status`` took a minute."""
+    lab.wait_for(
+        lambda: not manager.list_loaded("nomarr-workers.target", TAG.unit), what="nothing is loaded"
+    )
+    asked: list[Call] = []
+    ask_all = manager._bus.call_all
+
+    def keep(calls: Sequence[Call]) -> list[list[Any] | BusError]:
+        asked.extend(calls)
+        return ask_all(calls)
+
+    monkeypatch.setattr(manager._bus, "call_all", keep)
+    facts = sorted({*overview.FACTS, *ended_units.EXIT_FACTS, *observe.UNIT_FACTS})
+    shown = manager.show_each({TAG.unit: facts, TAG.wanted_unit: stop_intent.WANTED_FACTS})
+    assert not [call for call in asked if call.member == "Get" and "/unit/" in call.path]
+    for unit, found in shown.items():
+        for name, text in found.items():
+            said = lab.systemctl("show", f"--property={name}", "--value", unit).rstrip("\n")
+            assert text == said, (unit, name)
+
+
+def test_workers_stay_loaded_while_their_supervisor_runs(lab: Lab, manager: Manager) -> None:
+    lab.start("nomarr-supervisor.service", "tag-0")
+    run = lab.get("tag-0", "InvocationID")
+    lab.systemctl("stop", TAG.unit)
+    # systemd forgets a unit that it unloads.
+    assert lab.get("tag-0", "InvocationID") == run
+    assert TAG.unit in manager.list_loaded(TAG.unit)
+
+
 def test_what_it_shows_of_a_unit_was_true_at_one_moment(
     lab: Lab, manager: Manager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
