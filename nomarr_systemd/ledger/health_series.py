@@ -285,7 +285,7 @@ def _read_samples(
 def _is_sample(doc: Doc, until_ms: int, host: str) -> bool:
     name = doc.get("component_id")
     known = type(doc.get("wall_ms")) is int and isinstance(name, str) and len(name) <= _MAX_WORD
-    return known and doc["wall_ms"] < until_ms and doc.get("host", "") == host
+    return known and 0 <= doc["wall_ms"] < until_ms and doc.get("host", "") == host
 
 
 def _trim(doc: Doc) -> Seen:

@@ -242,10 +242,15 @@ def _is_in_force(scope: Scope, manager: Manager, config: Config) -> bool:
     """True if systemd has read the files, and what serves the workers runs. The workers of a pool
     are alike: the first of each is asked about."""
     firsts = [Component(pool.name, 0).unit for pool in config.pools if pool.workers]
-    shown = manager.show([TARGET, SUPERVISOR, *firsts], ["ActiveState", "NeedDaemonReload"])
+    serving = (TARGET, SUPERVISOR, *SERVING)
+    facts = ("ActiveState", "LoadState", "NeedDaemonReload")
+    shown = manager.show([*serving, *firsts], facts)
     return (
-        all(facts["NeedDaemonReload"] != "yes" for facts in shown.values())
-        and all(shown[unit]["ActiveState"] == "active" for unit in (TARGET, SUPERVISOR))
+        all(each["NeedDaemonReload"] != "yes" for each in shown.values())
+        and all(
+            shown[unit]["ActiveState"] == "active" or shown[unit]["LoadState"] == "masked"
+            for unit in serving
+        )
         and not _find_missing_pipes(scope, config)
     )
 

@@ -10,7 +10,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
-from contextlib import closing
 from typing import Final
 
 from nomarr_systemd.config.values import StoreSettings
@@ -20,6 +19,7 @@ from nomarr_systemd.host.machine import host_of
 from nomarr_systemd.ledger.health_history import Sample, append
 from nomarr_systemd.ledger.health_series import condense
 from nomarr_systemd.ledger.shared_archive import Archivist
+from nomarr_systemd.store.protocol import Store
 from nomarr_systemd.supervisor.work_store import open_bounded
 from nomarr_systemd.supervisor.workers import Worker
 
@@ -142,25 +142,30 @@ class Snapshots:
             self._thread.join(_LEAVE_S)
 
     def _run(self) -> None:
-        written: StoreSettings | None = None
+        store: Store | None = None
+        opened: StoreSettings | None = None
         condensed_ms = 0
         archivist: Archivist | None = None
         while (batch := self._waiting.first()) is not None:
             settings, samples = batch
-            host = host_of(settings)
-            if settings != written:
-                written, archivist = settings, Archivist(self._public, host) if host else None
             try:
-                # Not kept open: a connection that rests takes a quarter of a megabyte.
-                with closing(open_bounded(settings)) as store:
-                    append(store, samples, host)
-                    self._waiting.done(batch)
-                    if archivist is not None:
-                        archivist.run(store)
-                    now_ms = time.time_ns() // 1_000_000
-                    if now_ms // _CONDENSE_EVERY_MS != condensed_ms // _CONDENSE_EVERY_MS:
-                        condense(store, now_ms, host)
-                        condensed_ms = now_ms
+                host = host_of(settings)
+                if store is None or settings != opened:
+                    if store is not None:
+                        store.close()
+                    store, opened = open_bounded(settings), settings
+                    archivist = Archivist(self._public, host) if host else None
+                append(store, samples, host)
+                self._waiting.done(batch)
+                if archivist is not None:
+                    archivist.run(store)
+                now_ms = time.time_ns() // 1_000_000
+                if now_ms // _CONDENSE_EVERY_MS != condensed_ms // _CONDENSE_EVERY_MS:
+                    condense(store, now_ms, host)
+                    condensed_ms = now_ms
+                if not host:  # SQLite: a connection that rests takes a quarter of a megabyte
+                    store.close()
+                    store = None
                 self._tell_back()
             except (StoreUnavailable, StoreRefused) as error:
                 self._complain(error, error.hint)
@@ -170,6 +175,8 @@ class Snapshots:
                 hint = error.hint if isinstance(error, NomarrError) else type(error).__name__
                 self._complain(error, hint)
                 self._waiting.give_up(batch)
+        if store is not None:
+            store.close()
 
     def _tell_back(self) -> None:
         dropped = self._waiting.take_dropped()

@@ -170,7 +170,8 @@ class Worker:
             self.frames += 1
             last = frame
         if last:
-            self.heard_at = now
+            if self.state.status != "dead":
+                self.heard_at = now
             self.line, self._said = last.line, None
             self.progress_age_s = last.progress_age_s
         if late:

@@ -131,6 +131,16 @@ def test_frames_do_not_touch_the_heap() -> None:
     loop.close()
 
 
+def test_a_late_frame_of_a_dead_worker_is_no_sign_of_life() -> None:
+    worker = Workers().add(Component("tag", 0), -1)
+    worker.begin("a" * 32)
+    worker.register(1.0)
+    worker.tick(100.0)
+    assert worker.state.status == "dead"
+    worker.take(worker.decoder.feed(encode("worker:tag:0", "healthy")), 101.0)
+    assert (worker.state.status, worker.state.late, worker.heard_at) == ("dead", 1, 1.0)
+
+
 def test_frames_of_another_run_do_not_step_the_machine() -> None:
     worker = Workers().add(Component("tag", 0), -1)
     worker.begin("a" * 32)

@@ -165,3 +165,11 @@ def test_a_worker_that_nobody_knows_costs_nothing(
     monkeypatch.setattr(store, "get", count_get)
     assert read(store, "worker:no:1", 0, NOW_MS, 9, now_ms=NOW_MS) == []
     assert len(asked) < 5
+
+
+def test_samples_from_before_time_began_are_not_read(store: SqliteStore) -> None:
+    """A worker can write any; of many such numbers Python's hashes are the same."""
+    for number, wall_ms in enumerate((-6, 7)):
+        doc = {"component_id": "worker:tag:0", "status": "healthy", "wall_ms": wall_ms}
+        store.insert(COLLECTION, doc | {"_key": f"{number:04d}"})
+    assert health_series.condense(store, 10**9) == 1

@@ -25,7 +25,7 @@ _LEAST_FREE: Final = 64 << 20
 _PENDING_S: Final = 60.0  # a failure is booked within seconds
 _MAX_REPORT: Final = 65_536
 _JOB_FILES: Final = tuple(
-    f"work.db{end}" for end in ("", "-journal", "-shm", "-wal", ".lock", ".setting-aside")
+    f"work.db{end}" for end in ("", "-journal", "-shm", "-wal", ".lock", ".queue", ".setting-aside")
 )
 _TMPFILES: Final = "systemd-tmpfiles --create nomarr.conf"
 
@@ -197,7 +197,8 @@ def _check_jobs(it: Installation) -> Iterator[tuple[str, str]]:
             facts = os.lstat(path)
         except FileNotFoundError:
             continue
-        if not stat.S_ISREG(facts.st_mode) or facts.st_nlink > 1:
+        is_kind = stat.S_ISFIFO if name.endswith(".queue") else stat.S_ISREG
+        if not is_kind(facts.st_mode) or facts.st_nlink > 1:
             # What mends a file would mend what it leads to, and give that to the workers.
             yield f"a link is in place of the jobs' store: {path}", f"rm {shlex.quote(path)}"
             continue

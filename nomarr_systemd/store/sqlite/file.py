@@ -136,6 +136,8 @@ class SqliteFile:
     def transaction(self) -> Iterator[None]:
         """All that is run inside becomes durable at its end, or, on an exception, nothing. It
         begins with the first statement: what is computed before that keeps no other waiting."""
+        if self._is_due or self._transacting:
+            raise RuntimeError("a transaction inside another")
         self._is_due = True
         try:
             yield

@@ -49,7 +49,8 @@ class Turn:
             return False
 
     def leave(self) -> None:
-        """Let others have it; does nothing if we do not have it."""
+        """Let others have it, and wake the next. One that gave up may have read the byte that was
+        meant for another."""
         if self._fd != -1:
             fcntl.flock(self._fd, fcntl.LOCK_UN)
             with contextlib.suppress(BlockingIOError):  # full: who waits next finds a byte in it
