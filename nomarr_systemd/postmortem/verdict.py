@@ -171,6 +171,8 @@ def _report_stop(witnesses: Witnesses, log: RunLog, ended: Death, *, is_current:
         headline = f"{who}: that run did not fail: {ended.line}"
     elif witnesses.hold:
         headline = f"{who} was stopped, and is held: {witnesses.hold}"
+    elif not witnesses.is_target_active:
+        headline = f"{who} was stopped: {TARGET} is inactive"
     elif lacks := _find_lacking(witnesses):
         headline = f"{who} was stopped with {lacks}: it cannot run without"
     else:

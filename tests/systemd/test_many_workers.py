@@ -104,11 +104,11 @@ def test_a_systemd_that_is_slow_is_waited_for(
     monkeypatch.setattr("nomarr_systemd.systemd.manager.TIMEOUT_S", 0.1)
     monkeypatch.setattr("nomarr_systemd.systemd.systemctl.TIMEOUT_S", 0.1)
     said: list[str] = []
-    for name in ("ListUnitsByNames", "systemctl daemon-reload"):
+    for name in ("ListUnitsByPatterns", "systemctl daemon-reload"):
         said.clear()
         with contextlib.closing(Manager(user=True, tell=said.append)) as patient:
             os.kill(lab.pid, signal.SIGSTOP)
-            is_question = name == "ListUnitsByNames"
+            is_question = name == "ListUnitsByPatterns"
             target = partial(patient.show, [UNITS[0]], ["LoadState"])
             asking = threading.Thread(target=target if is_question else patient.reload)
             try:

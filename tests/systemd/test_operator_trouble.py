@@ -170,7 +170,8 @@ def test_every_way_to_be_down_is_told(site: Installation) -> None:
 
 
 def test_what_was_stopped_with_the_target_is_told(lab: Lab) -> None:
-    """systemd forgets units that nothing refers to, and with them that a stop was requested."""
+    """Also if systemd has forgotten its units, and with them that a stop was requested, which it
+    does when nothing that is active refers to them."""
     site = Installation(lab)
     site.bring_up(2)
     lab.systemctl("stop", "nomarr-workers.target")
@@ -184,6 +185,14 @@ def test_what_was_stopped_with_the_target_is_told(lab: Lab) -> None:
     assert [(each["text"], each["mend"]) for each in bad] == [
         ("nomarr-workers.target is inactive", start)
     ]
+    report = site.json("why", "tag-0")
+    assert report["headline"] == "worker:tag:0 was stopped: nomarr-workers.target is inactive"
+    assert [each["command"] for each in report["advice"]] == [start]
+    others = ("supervisor.service", "supervisor.socket", "controller.socket", "reconcile.timer")
+    lab.systemctl("stop", *(f"nomarr-{each}" for each in others))
+    lab.wait_for(lambda: lab.get("tag-0", "InvocationID") == "", what="systemd has forgotten it")
+    for name in ("tag-0", "tag-1"):
+        assert wait_for_state(site, name, "stopped")["trouble"] == why
     report = site.json("why", "tag-0")
     assert report["headline"] == "worker:tag:0 does not run: nomarr-workers.target is inactive"
     assert [each["command"] for each in report["advice"]] == [start]
