@@ -467,7 +467,13 @@ def test_a_mask_is_told_by_the_death_that_led_to_it(lab: Lab) -> None:
     report = ask(site, "tag-0")
     assert report["advice"][-1]["command"] == "nomarrctl --user reset --start tag-0"
     Path(lab.runtime, "mended").touch()
-    lab.start("tag-0")
+
+    def starts() -> bool:
+        """A mask that is tried again just then cancels the start."""
+        lab.systemctl("start", "nomarr-worker@tag-0.service", check=False)
+        return lab.get("tag-0", "ActiveState") == "active"
+
+    lab.wait_for(starts, what="it runs")
     in_the_way.unlink()
     lab.reload()
     site.ctl("reconcile")
