@@ -248,7 +248,8 @@ def _is_in_force(scope: Scope, manager: Manager, config: Config) -> bool:
     return (
         all(each["NeedDaemonReload"] != "yes" for each in shown.values())
         and all(
-            shown[unit]["ActiveState"] == "active" or shown[unit]["LoadState"] == "masked"
+            shown[unit]["ActiveState"] == "active"
+            or (unit in SERVING and shown[unit]["LoadState"] == "masked")
             for unit in serving
         )
         and not _find_missing_pipes(scope, config)
