@@ -104,12 +104,11 @@ def test_every_way_to_be_down_is_told(site: Installation) -> None:
     # Nobody looks at it: the controller will be gone, and so will the reconciler.
     never = "[Unit]\nConditionPathExists=/nonexistent\n"
     lab.write_unit("nomarr-reconcile-soon.timer.d/60-never.conf", never)
-    # Another failure would start the timer in the midst of its stop: all have failed by then.
     for name, state in (("fail-0", "masked"), ("late-0", "restarting"), ("need-0", "waiting")):
         wait_for_state(site, name, state)
+    lab.reload()  # first: each try of need-0 would start the timer again
     lab.systemctl("stop", "nomarr-reconcile.timer", "nomarr-reconcile-soon.timer")
     lab.systemctl("stop", "nomarr-controller.socket", "nomarr-controller.service")
-    lab.reload()
     lab.systemctl("kill", "--signal=KILL", "nomarr-worker@tag-4.service")
     # systemd does not load what has no type that it knows.
     lab.write_unit("nomarr-worker@tag-5.service.d/60-broken.conf", "[Service]\nType=nonsense\n")
