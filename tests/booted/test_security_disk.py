@@ -12,7 +12,7 @@ from tests.support.machine import STATE, Machine
 
 EVIL = "/opt/evil"
 MIB = 1 << 20
-DEATHS = 50
+DEATHS = 30
 CONFIG = f"""\
 [policy]
 backoff_base_s = 0.1
