@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 from nomarr_systemd.operate.waiting import queue_gently
 from nomarr_systemd.systemd.dbus.connection import PROPERTIES, Bus, BusError, Call
@@ -306,8 +307,8 @@ def spell(row: Row, name: str, floor: str = "") -> str:
 
 @contextlib.contextmanager
 def make_site() -> Iterator[Site]:
-    with lab_in_memory() as lab:
-        os.environ["XDG_RUNTIME_DIR"] = lab.runtime  # for Patience
+    # In the environment for Patience.
+    with lab_in_memory() as lab, patch.dict(os.environ, {"XDG_RUNTIME_DIR": lab.runtime}):
         yield Site(lab)
 
 
