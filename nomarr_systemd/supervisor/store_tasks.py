@@ -1,6 +1,6 @@
 """What the supervisor needs the store for: the jobs of ended runs are settled, queues are read,
-history is written, this host's lease is renewed. Threads do it; what is here runs in the loop's
-thread, passes values to them, takes what they report, and never blocks.
+history is written, questions are answered, this host's lease is renewed. A helper does it
+(store_process.py); what is here passes values to it, takes what it reports, and never blocks.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ from nomarr_systemd.supervisor.live_connection import Subscribers
 from nomarr_systemd.supervisor.loop import Loop
 from nomarr_systemd.supervisor.queue_topics import QueueTopics
 from nomarr_systemd.supervisor.snapshots import Snapshots, take_samples
+from nomarr_systemd.supervisor.store_process import StoreProcess
+from nomarr_systemd.supervisor.store_queries import StoreQueries
 from nomarr_systemd.supervisor.workers import Workers
 
 
 class StoreTasks:
-    """``begin``, ``configure`` with each new configuration, and ``close``."""
+    """``begin``, then ``configure`` with each new configuration."""
 
     def __init__(
         self,
@@ -43,10 +45,15 @@ class StoreTasks:
         self._announcer = announcer
         self._config: Config | None = None  # None: which store it is, is not known
         self._is_job_store_away = False
-        self._snapshots = Snapshots(public)
+        self._process = StoreProcess(loop, units_directory, public)
         self._settler = JobSettler(
-            loop, units_directory, on_settled=self._take_outcome, on_store=self._take_store_state
+            loop,
+            self._process,
+            on_settled=self._take_outcome,
+            on_store=self._take_store_state,
         )
+        self._snapshots = Snapshots(self._process)
+        self.queries = StoreQueries(self._process)
         self.queue_topics = QueueTopics(loop, self._settler, workers, subscribers)
 
     def begin(self, config: Config | None) -> None:
@@ -59,14 +66,17 @@ class StoreTasks:
 
     def configure(self, config: Config) -> None:
         self._config = config
+        # The lease of a store that hosts share is renewed all the time.
+        self._process.is_kept = bool(host_of(config.store))
         self._settler.configure(config)
         self.queue_topics.configure(config)
 
-    def close(self) -> None:
-        self._settler.close()
-        self._snapshots.close()
-
     # Jobs
+
+    def expect_settling(self) -> None:
+        """Start the helper: a run has ended, and its worker is restarted when its jobs are
+        settled."""
+        self._process.warm()
 
     def settle(self, end: RunEnd) -> None:
         """Have the jobs of a run that has ended settled."""
@@ -115,7 +125,7 @@ class StoreTasks:
 
     def _arm_snapshot(self) -> None:
         interval_s = (self._config or Config()).health.snapshot_interval_s
-        self._loop.at(self._loop.now + interval_s, self._snapshot)
+        self._loop.at_next(interval_s, self._snapshot)
 
     def _snapshot(self) -> None:
         samples = take_samples(self._workers)

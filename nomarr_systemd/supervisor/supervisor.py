@@ -2,8 +2,8 @@
 
 Inputs are callbacks of the loop (pipes, systemd's links, deadlines) and calls of the live server,
 which is above this module. What a transition leads to is in health_actions.py, what the store is
-needed for in store_tasks.py, the beginning and end of a run in ``_sync``. Everything here runs in
-the loop's thread and never blocks.
+needed for in store_tasks.py, the beginning and end of a run in ``_sync``. Nothing here blocks: the
+program has one thread, and helpers do what may block (helper.py).
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from nomarr_systemd.ledger.public import read_published
 from nomarr_systemd.supervisor import disagreement, pipes
 from nomarr_systemd.supervisor.announcer import Announcer
 from nomarr_systemd.supervisor.health_actions import HealthActions
+from nomarr_systemd.supervisor.helper import close_helpers
 from nomarr_systemd.supervisor.job_settler import Outcomes
 from nomarr_systemd.supervisor.kill import Killer
 from nomarr_systemd.supervisor.live_connection import Subscribers
@@ -148,8 +149,9 @@ class Supervisor:
         self.announcer.tell_system_soon()
 
     def close(self) -> None:
-        """Close everything but the pipes; they and the run state stay for the next supervisor."""
-        self.store_tasks.close()
+        """Close everything but the pipes; they and the run state stay for the next supervisor.
+        Claims show it which jobs are not settled."""
+        close_helpers()
         self._units.close()
         self._run_state.close()
 
@@ -343,6 +345,7 @@ class Supervisor:
             self._step(worker, EOF_GONE)
         conclude = partial(self._conclude, worker, worker.invocation, is_farewell)
         self._queries.ask_if_stopped(worker.component, worker.invocation, conclude)
+        self.store_tasks.expect_settling()
 
     def _conclude(
         self, worker: Worker, invocation: str, is_farewell: bool, is_requested: bool
