@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Final
 
-from nomarr_systemd.config.values import Config
+from nomarr_systemd.config.values import Config, Pool
 from nomarr_systemd.core.job import Outcome, RunEnd
 from nomarr_systemd.core.named_tuple import NamedTuple
 from nomarr_systemd.supervisor.helper import Message
@@ -107,6 +107,8 @@ class JobSettler:
     def look(self, question: dict[str, Any], answer: Callable[[Any], None]) -> None:
         """Read queues and jobs. A question that still waits is replaced by this one."""
         self._question, self._answer_look = question, answer
+        if not question["is_slow"]:
+            self._process.linger()
         self._send("look", question)
 
     def renew_lease(self, about: About) -> None:
@@ -163,8 +165,7 @@ class JobSettler:
         if self._sweep_timer is not None:
             self._sweep_timer.cancel()
         pools = self._config.pools if self._config else ()
-        timeouts = [pool.claim_timeout_s for pool in pools]
-        interval_s = max(min(timeouts, default=30.0) / 2, 0.1)
+        interval_s = min(map(get_sweep_s, pools), default=get_sweep_s(Pool("")))
         self._sweep_timer = self._loop.at_next(interval_s, self._begin_sweep)
 
     def _take_settled(
@@ -207,6 +208,11 @@ class JobSettler:
         if waiter in self._waiters:
             self._waiters.remove(waiter)
             waiter.reply(waiter.found)
+
+
+def get_sweep_s(pool: Pool) -> float:
+    """Return the time between two looks at the claims of a pool."""
+    return max(pool.claim_timeout_s / 2, 0.1)
 
 
 def describe(outcome: Outcome | None) -> Mapping[str, Any]:

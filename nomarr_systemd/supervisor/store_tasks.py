@@ -6,6 +6,7 @@ history is written, questions are answered, this host's lease is renewed. A help
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Final
 
 from nomarr_systemd.config.values import Config
 from nomarr_systemd.core.ids import parse_component
@@ -16,7 +17,7 @@ from nomarr_systemd.host.machine import host_of
 from nomarr_systemd.live.protocol import make_event, queue_topic
 from nomarr_systemd.supervisor.announcer import Announcer
 from nomarr_systemd.supervisor.host_lease import describe_host
-from nomarr_systemd.supervisor.job_settler import JobSettler, Outcomes
+from nomarr_systemd.supervisor.job_settler import JobSettler, Outcomes, get_sweep_s
 from nomarr_systemd.supervisor.live_connection import Subscribers
 from nomarr_systemd.supervisor.loop import Loop
 from nomarr_systemd.supervisor.queue_topics import QueueTopics
@@ -24,6 +25,8 @@ from nomarr_systemd.supervisor.snapshots import Snapshots, take_samples
 from nomarr_systemd.supervisor.store_process import StoreProcess
 from nomarr_systemd.supervisor.store_queries import StoreQueries
 from nomarr_systemd.supervisor.workers import Workers
+
+_OFTEN_S: Final = 10.0  # what is needed more often stays
 
 
 class StoreTasks:
@@ -67,7 +70,8 @@ class StoreTasks:
     def configure(self, config: Config) -> None:
         self._config = config
         # The lease of a store that hosts share is renewed all the time.
-        self._process.is_kept = bool(host_of(config.store))
+        pauses = [config.health.snapshot_interval_s, *(get_sweep_s(pool) for pool in config.pools)]
+        self._process.is_kept = bool(host_of(config.store)) or min(pauses) < _OFTEN_S
         self._settler.configure(config)
         self.queue_topics.configure(config)
 
