@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Final
+from threading import Event
+from typing import Any, Final
 
 from nomarr_systemd.config.values import StoreSettings
 from nomarr_systemd.core.errors import NomarrError, StoreRefused, StoreUnavailable
@@ -17,7 +18,7 @@ from nomarr_systemd.ledger.health_series import condense
 from nomarr_systemd.ledger.shared_archive import Archivist
 from nomarr_systemd.store.protocol import Store
 from nomarr_systemd.supervisor.helper import Message
-from nomarr_systemd.supervisor.store_child import Inbox
+from nomarr_systemd.supervisor.store_child import POLITE_S, Inbox
 from nomarr_systemd.supervisor.work_store import open_bounded
 
 _CONDENSE_EVERY_MS: Final = 600_000
@@ -27,8 +28,11 @@ class HistoryThread:
     """All of it belongs to the thread alone. ``report`` sends a message to the loop. ``public`` is
     the directory of published accounts, which hosts that share a store copy there."""
 
-    def __init__(self, inbox: Inbox, public: str, report: Callable[[Message], None]) -> None:
+    def __init__(
+        self, inbox: Inbox, public: str, report: Callable[[Message], None], are_jobs_done: Event
+    ) -> None:
         self._inbox = inbox
+        self._are_jobs_done = are_jobs_done
         self._public = public
         self._report = report
         self._store: Store | None = None
@@ -36,11 +40,17 @@ class HistoryThread:
         self._archivist: Archivist | None = None
 
     def run(self) -> None:
+        rows: list[list[Any]] = []
         while (message := self._inbox.get()) is not None:
-            _, settings, rows, condensed_ms = message
+            if message[0] == "samples":
+                rows += message[1]
+                continue
+            _, settings, condensed_ms = message
+            self._are_jobs_done.wait(POLITE_S)
             try:
                 store, host = self._open(StoreSettings(*settings))
-                append(store, [Sample(*row)._replace(line=row[-1].encode()) for row in rows], host)
+                samples = [Sample(*row)._replace(line=row[-1].encode()) for row in rows]
+                append(store, samples, host)
                 self._report(["written"])
                 self._report(["tidied", self._tidy(store, host, condensed_ms)])
             except Exception as error:  # the thread's outermost loop
@@ -48,6 +58,7 @@ class HistoryThread:
                 is_away = isinstance(error, StoreUnavailable | StoreRefused)
                 hint = error.hint if isinstance(error, NomarrError) else type(error).__name__
                 self._report(["unwritten", is_away, str(error), hint])
+            rows = []
         self._close()
 
     def _open(self, settings: StoreSettings) -> tuple[Store, str]:

@@ -5,17 +5,17 @@ wait for it, and when claims are looked at. The store's helper does the work (se
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
-from nomarr_systemd.config.values import Config, Pool
+from nomarr_systemd.config.values import Config
 from nomarr_systemd.core.job import Outcome, RunEnd
 from nomarr_systemd.core.named_tuple import NamedTuple
 from nomarr_systemd.supervisor.helper import Message
 from nomarr_systemd.supervisor.host_lease import About
 from nomarr_systemd.supervisor.loop import Loop, Timer
-from nomarr_systemd.supervisor.store_process import StoreProcess, Taker
+from nomarr_systemd.supervisor.store_process import StoreProcess, Taker, split
 
 _MAX_OUTCOMES: Final = 1000
 
@@ -64,7 +64,9 @@ class JobSettler:
         self._sweep = Sweep({})
         self._is_sweeping = False
         self._sweep_timer: Timer | None = None
+        self._has_ended = False  # a run, since the last sweep began
         self._question: dict[str, Any] | None = None
+        self._lines: Sequence[tuple[str, bytes]] = ()
         self._answer_look: Callable[[Any], None] = lambda _look: None
         self._renewal: About | None = None
         self._outcomes: OrderedDict[str, Outcome] = OrderedDict()
@@ -83,7 +85,13 @@ class JobSettler:
         self._config = config
         self._is_sweeping = True
         self._arm_sweep()
-        self._process.send(*(self._list_pending() if is_first else self._list_basics(config)))
+        self._process.send(self._encode_all() if is_first else self._encode_basics(config))
+
+    def expect(self) -> None:
+        """Prepare for the end of a run, which was seen: its jobs are to be settled soon."""
+        self._has_ended = True
+        self._arm_sweep()
+        self._process.warm()
 
     def settle(self, end: RunEnd) -> None:
         self._owed.setdefault((end.invocation, end.counted), end)
@@ -104,12 +112,18 @@ class JobSettler:
         self._waiters.append(waiter)
         self._loop.at(self._loop.now + within_s, partial(self._answer, waiter))
 
-    def look(self, question: dict[str, Any], answer: Callable[[Any], None]) -> None:
-        """Read queues and jobs. A question that still waits is replaced by this one."""
-        self._question, self._answer_look = question, answer
+    def look(
+        self,
+        question: dict[str, Any],
+        lines: Sequence[tuple[str, bytes]],
+        answer: Callable[[Any], None],
+    ) -> None:
+        """Read queues and jobs. ``lines`` are the last frames of workers. There must be no other
+        question that still waits."""
+        self._question, self._lines, self._answer_look = question, lines, answer
         if not question["is_slow"]:
             self._process.linger()
-        self._send("look", question)
+        self._process.send(self._encode_look())
 
     def renew_lease(self, about: About) -> None:
         """Renew the lease of this host. What still waits is replaced by this."""
@@ -128,44 +142,54 @@ class JobSettler:
         return bool(waits) and self._config is not None
 
     def resend(self) -> None:
-        self._process.send(*self._list_pending())
+        self._process.send(self._encode_all())
 
     def lose(self) -> None:
         if self.is_busy() and not self._is_away:
             self._take_store(is_away=True)
 
-    def _list_pending(self) -> list[Message]:
-        """Return all that a new helper has to be told."""
+    def _encode_all(self) -> Iterator[Message]:
+        """Yield all that a new helper has to be told."""
         if self._config is None:
-            return []
-        pending: list[Message] = []
+            return
         if self._renewal is not None:  # first: claims are looked at with what it finds
-            pending.append(["renew", self._renewal])
-        pending += self._list_basics(self._config)
-        pending += [["settle", end] for end in self._owed.values()]
-        if self._question:
-            pending.append(["look", self._question])
-        return pending
+            yield ["renew", self._renewal]
+        yield from self._encode_basics(self._config)
+        for end in tuple(self._owed.values()):
+            yield ["settle", end]
+        yield from self._encode_look()
 
-    def _list_basics(self, config: Config) -> list[Message]:
-        sweep = [["sweep", self._sweep]] if self._is_sweeping else []
-        return [["configure", config.to_dict(), self._is_away], *sweep]
+    def _encode_basics(self, config: Config) -> Iterator[Message]:
+        yield ["configure", config.to_dict(), self._is_away]
+        if self._is_sweeping:
+            yield ["sweep", self._sweep]
+
+    def _encode_look(self) -> Iterator[Message]:
+        if self._question:
+            for some in split(self._lines):
+                yield ["lines", {name: line.decode() for name, line in some}]
+            yield ["look", self._question]
 
     def _send(self, kind: str, value: Any) -> None:
         if self._config is not None:
-            self._process.send([kind, value])
+            self._process.send([[kind, value]])
 
     def _begin_sweep(self) -> None:
+        self._has_ended = False
         if not self._is_sweeping:
             self._is_sweeping = True
             self._send("sweep", self._sweep)
         self._arm_sweep()
 
     def _arm_sweep(self) -> None:
+        """Set the time of the next look at claims: sooner if one may be of a run that has ended."""
         if self._sweep_timer is not None:
             self._sweep_timer.cancel()
-        pools = self._config.pools if self._config else ()
-        interval_s = min(map(get_sweep_s, pools), default=get_sweep_s(Pool("")))
+        if self._config is None:
+            return
+        interval_s = get_sweep_s(self._config)
+        if self._has_ended or self._sweep.vanished:
+            interval_s /= 2
         self._sweep_timer = self._loop.at_next(interval_s, self._begin_sweep)
 
     def _take_settled(
@@ -192,9 +216,11 @@ class JobSettler:
     def _take_sweep(self, sweep: list[Any]) -> None:
         self._sweep = Sweep(*sweep)
         self._is_sweeping = False
+        if self._sweep.vanished:
+            self._arm_sweep()
 
     def _take_look(self, look: dict[str, Any]) -> None:
-        self._question = None
+        self._question, self._lines = None, ()
         self._answer_look(look)
 
     def _take_renewal(self) -> None:
@@ -210,9 +236,9 @@ class JobSettler:
             waiter.reply(waiter.found)
 
 
-def get_sweep_s(pool: Pool) -> float:
-    """Return the time between two looks at the claims of a pool."""
-    return max(pool.claim_timeout_s / 2, 0.1)
+def get_sweep_s(config: Config) -> float:
+    """Return the time between two looks at claims."""
+    return max(min((pool.claim_timeout_s for pool in config.pools), default=30.0), 0.2)
 
 
 def describe(outcome: Outcome | None) -> Mapping[str, Any]:

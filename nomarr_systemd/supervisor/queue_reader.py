@@ -29,10 +29,12 @@ class QueueReader:
     def __init__(self) -> None:
         self._running: States = {}
 
-    def read(self, store: Store, config: Config, question: dict[str, Any]) -> dict[str, Any]:
-        """Return the state of each pool's queue; the keys of jobs that are running now, the states
+    def read(
+        self, store: Store, config: Config, lines: dict[str, str], question: dict[str, Any]
+    ) -> dict[str, Any]:
+        """``lines`` are the last frames of workers. Return the state of each pool's queue; the keys of jobs that are running now, the states
         of those that the supervisor does not know, and of those that have ended since."""
-        metrics = {name: _metrics(line.encode()) for name, line in question["lines"].items()}
+        metrics = {name: _metrics(line.encode()) for name, line in lines.items()}
         host = host_of(config.store)
         queues = {
             pool.name: _describe_queue(store, pool.name, metrics, host) for pool in config.pools

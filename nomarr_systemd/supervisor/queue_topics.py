@@ -87,12 +87,12 @@ class QueueTopics:
         question = {
             "is_slow": is_slow,  # the figures are published in the store, too
             "wants_jobs": self._subscribers.want(JOBS),
-            "lines": {each.component_id: each.line.decode() for each in self._workers if each.line},
             "names": tuple(self._names),  # pool and job, as named in frames
             "known": tuple(self._running),
         }
         self._names = {}
-        self._settler.look(question, self._take_look)
+        lines = [(each.component_id, each.line) for each in self._workers if each.line]
+        self._settler.look(question, lines, self._take_look)
 
     def _take_look(self, look: dict[str, Any]) -> None:
         self._is_reading = False

@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from queue import Empty
+from threading import Event
 from typing import Any, Final
 
 from nomarr_systemd.config.values import Config, Pool
@@ -48,9 +49,14 @@ class SettleThread:
     """All of it belongs to the thread alone. ``report`` sends a message to the loop."""
 
     def __init__(
-        self, inbox: Inbox, units_directory: str, report: Callable[[Message], None]
+        self,
+        inbox: Inbox,
+        units_directory: str,
+        report: Callable[[Message], None],
+        is_done: Event,
     ) -> None:
         self._inbox = inbox
+        self._is_done = is_done  # nothing can be done now
         self._units_directory = units_directory
         self._report = report
         self._rate = RateLimit(burst=3, every_s=60)
@@ -61,6 +67,7 @@ class SettleThread:
         self._owed: dict[Key, RunEnd] = {}
         self._sweep: Sweep | None = None
         self._question: dict[str, Any] | None = None
+        self._lines: dict[str, str] = {}  # the last frames of workers, for the question
         self._queues = QueueReader()
         self._renewal: About | None = None
         self._keeper = LeaseKeeper()
@@ -101,6 +108,8 @@ class SettleThread:
         has_work = self._owed or self._sweep or self._question or self._renewal is not None
         is_ready = self._config is not None and has_work
         patience_s = max(0.0, self._retry_at - time.monotonic()) if is_ready else None
+        if patience_s != 0 and self._inbox.empty():
+            self._is_done.set()
         try:
             message = self._inbox.get(timeout=patience_s)
             while True:
@@ -124,6 +133,8 @@ class SettleThread:
                 self._owed.setdefault((owed.invocation, owed.counted), owed)
             case ["sweep", sweep]:
                 self._sweep = Sweep(*sweep)
+            case ["lines", lines]:
+                self._lines.update(lines)
             case ["look", question]:
                 self._question = question
             case ["renew", about]:
@@ -147,8 +158,8 @@ class SettleThread:
             self._report(["swept", self._look_for_claims(store, config, self._sweep, now)])
             self._sweep = None
         if self._question is not None:
-            look = self._queues.read(store, config, self._question)
-            self._question = None
+            look = self._queues.read(store, config, self._lines, self._question)
+            self._question, self._lines = None, {}
             self._report(["looked", look])
 
     def _settle(self, store: Store, config: Config, end: RunEnd) -> None:

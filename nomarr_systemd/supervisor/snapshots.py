@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from nomarr_systemd.config.values import StoreSettings
 from nomarr_systemd.core.health import Sample
 from nomarr_systemd.host.log import NOTICE, WARNING, RateLimit, log
-from nomarr_systemd.supervisor.store_process import StoreProcess, Taker
+from nomarr_systemd.supervisor.helper import Message
+from nomarr_systemd.supervisor.store_process import StoreProcess, Taker, split
 from nomarr_systemd.supervisor.workers import Worker
 
 _MAX_WAITING: Final = 20_000  # samples; each has a frame of up to 4 kB
@@ -40,6 +41,14 @@ def take_samples(workers: Iterable[Worker]) -> list[Sample]:
         )
         for worker in workers
     ]
+
+
+def _encode(
+    settings: StoreSettings, samples: Sequence[Sample], condensed_ms: int
+) -> Iterator[Message]:
+    for some in split(samples):
+        yield ["samples", [(*sample[:-1], sample.line.decode()) for sample in some]]
+    yield ["write", settings, condensed_ms]
 
 
 class Waiting:
@@ -113,9 +122,7 @@ class Snapshots:
 
     def resend(self) -> None:
         if self._writing is not None:
-            settings, samples = self._writing
-            rows = [(*sample[:-1], sample.line.decode()) for sample in samples]
-            self._process.send(["write", settings, rows, self._condensed_ms])
+            self._process.send(_encode(*self._writing, self._condensed_ms))
 
     def lose(self) -> None:
         """A batch that is not written is for the next helper."""

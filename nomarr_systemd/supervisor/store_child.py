@@ -12,7 +12,12 @@ from typing import Any, Final, Protocol
 
 from nomarr_systemd.supervisor.helper import LEAVE_S, Channel
 
-_THREAD_OF: Final = {"write": "history", "ask": "queries"}  # all other messages: jobs
+POLITE_S: Final = 1.0  # history waits for jobs: at once both would take twice the processor time
+_THREAD_OF: Final = {
+    "samples": "history",
+    "write": "history",
+    "ask": "queries",
+}  # all other messages: jobs
 
 Inbox = SimpleQueue[list[Any] | None]  # None: leave
 
@@ -26,10 +31,14 @@ class Work(Protocol):
 def serve(channel: Channel, units_directory: str, public: str) -> None:
     """Serve the supervisor until it closes the channel."""
 
+    are_jobs_done = threading.Event()
+    are_jobs_done.set()
+
     def make_history(inbox: Inbox) -> Work:
+        are_jobs_done.wait(POLITE_S)
         from nomarr_systemd.supervisor.history_thread import HistoryThread
 
-        return HistoryThread(inbox, public, channel.send)
+        return HistoryThread(inbox, public, channel.send, are_jobs_done)
 
     def make_queries(inbox: Inbox) -> Work:
         from nomarr_systemd.supervisor.query_thread import QueryThread
@@ -39,7 +48,7 @@ def serve(channel: Channel, units_directory: str, public: str) -> None:
     def make_jobs(inbox: Inbox) -> Work:
         from nomarr_systemd.supervisor.settle_thread import SettleThread
 
-        return SettleThread(inbox, units_directory, channel.send)
+        return SettleThread(inbox, units_directory, channel.send, are_jobs_done)
 
     makers = {"history": make_history, "queries": make_queries, "jobs": make_jobs}
     started: dict[str, tuple[threading.Thread, Inbox]] = {}
@@ -50,6 +59,8 @@ def serve(channel: Channel, units_directory: str, public: str) -> None:
         name = _THREAD_OF.get(message[0], "jobs")
         if name not in started:
             started[name] = _start(name, makers[name])
+        if name == "jobs":
+            are_jobs_done.clear()
         started[name][1].put(message)
     ends = time.monotonic() + LEAVE_S / 2
     for _, inbox in started.values():

@@ -8,9 +8,9 @@ if a helper is lost.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 from nomarr_systemd.host.log import WARNING, RateLimit
 from nomarr_systemd.supervisor.helper import Channel, Helper, Message
@@ -21,6 +21,9 @@ PING_S: Final = 15.0  # one that sends nothing for as long after a ping is kille
 _FIRST_RETRY_S: Final = 0.5
 _LAST_RETRY_S: Final = 15.0
 _SOUND_S: Final = 60.0  # after this its end is not a reason to wait longer before the next
+
+_AT_ONCE: Final = 20
+_Value = TypeVar("_Value")
 
 Taker = Callable[..., None]  # gets the rest of the message; ``answer`` the body as well
 
@@ -62,7 +65,7 @@ class StoreProcess:
         self._tasks.append(task)
         self._takers.update(takers)
 
-    def send(self, *messages: Message) -> None:
+    def send(self, messages: Iterable[Message]) -> None:
         """Send what a Task is busy with. If there is no helper, one is started, now or after a
         pause, and every Task is asked to send all again."""
         if self._helper is not None:
@@ -78,7 +81,7 @@ class StoreProcess:
     def warm(self) -> None:
         """Have a helper for the next LINGER_S: it will be needed, and quickly."""
         self.linger()
-        self.send()
+        self.send(())
 
     def _start(self) -> None:
         self._retry = None
@@ -147,6 +150,13 @@ class StoreProcess:
         self._retry = None
         if self.is_kept or any(task.is_busy() for task in self._tasks):
             self._start()
+
+
+def split(values: Sequence[_Value]) -> Iterator[Sequence[_Value]]:
+    """Yield parts for one message each: encoding all workers' frames at once takes memory, which
+    the allocator keeps."""
+    for begin in range(0, len(values), _AT_ONCE):
+        yield values[begin : begin + _AT_ONCE]
 
 
 def _serve(units_directory: str, public: str, channel: Channel) -> None:

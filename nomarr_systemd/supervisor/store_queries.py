@@ -39,13 +39,13 @@ class StoreQueries:
         message = ["ask", number, settings, operation, request]
         self._waiting[number] = (message, reply)
         self._process.linger()
-        self._process.send(message)
+        self._process.send([message])
 
     def is_busy(self) -> bool:
         return bool(self._waiting)
 
     def resend(self) -> None:
-        self._process.send(*(message for message, _ in self._waiting.values()))
+        self._process.send([message for message, _ in self._waiting.values()])
 
     def lose(self) -> None:
         """Refuse all: a question may be what it has ended of."""

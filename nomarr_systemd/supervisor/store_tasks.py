@@ -70,8 +70,8 @@ class StoreTasks:
     def configure(self, config: Config) -> None:
         self._config = config
         # The lease of a store that hosts share is renewed all the time.
-        pauses = [config.health.snapshot_interval_s, *(get_sweep_s(pool) for pool in config.pools)]
-        self._process.is_kept = bool(host_of(config.store)) or min(pauses) < _OFTEN_S
+        pause_s = min(config.health.snapshot_interval_s, get_sweep_s(config))
+        self._process.is_kept = bool(host_of(config.store)) or pause_s < _OFTEN_S
         self._settler.configure(config)
         self.queue_topics.configure(config)
 
@@ -80,7 +80,7 @@ class StoreTasks:
     def expect_settling(self) -> None:
         """Start the helper: a run has ended, and its worker is restarted when its jobs are
         settled."""
-        self._process.warm()
+        self._settler.expect()
 
     def settle(self, end: RunEnd) -> None:
         """Have the jobs of a run that has ended settled."""

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from queue import SimpleQueue
+from threading import Event
 
 import pytest
 
@@ -185,7 +186,7 @@ def test_a_machine_with_the_name_of_another_settles_no_job_of_it(
     config = Config(
         store=StoreSettings("postgresql://u@localhost/x", host="a"), pools=(Pool("tag"),)
     )
-    settling = SettleThread(SimpleQueue(), str(tmp_path), lambda _report: None)
+    settling = SettleThread(SimpleQueue(), str(tmp_path), lambda _report: None, Event())
     settling._store = work
 
     def look(*, is_renewed: bool = True) -> str:
@@ -216,7 +217,7 @@ def test_a_host_looks_for_jobs_without_a_claim_of_pools_that_the_first_does_not_
         work.delete(CLAIMS, claim["_key"])
     pools = (Pool("mix"), Pool("tag"))
     config = Config(store=StoreSettings("postgresql://u@localhost/x", host="b"), pools=pools)
-    settling = SettleThread(SimpleQueue(), str(tmp_path), lambda _report: None)
+    settling = SettleThread(SimpleQueue(), str(tmp_path), lambda _report: None, Event())
     settling._store, settling._sweep = work, Sweep({})
     settling._work(config, 1.0)
     assert [claim["pool"] for claim in work.find(CLAIMS)] == ["mix"]
