@@ -32,8 +32,9 @@ class QueueReader:
     def read(
         self, store: Store, config: Config, lines: dict[str, str], question: dict[str, Any]
     ) -> dict[str, Any]:
-        """``lines`` are the last frames of workers. Return the state of each pool's queue; the keys of jobs that are running now, the states
-        of those that the supervisor does not know, and of those that have ended since."""
+        """Return the state of each pool's queue; the keys of jobs that are running now, the states
+        of those that the supervisor does not know, and of those that have ended since. ``lines``
+        are the last frames of workers."""
         metrics = {name: _metrics(line.encode()) for name, line in lines.items()}
         host = host_of(config.store)
         queues = {

@@ -13,11 +13,8 @@ from typing import Any, Final, Protocol
 from nomarr_systemd.supervisor.helper import LEAVE_S, Channel
 
 POLITE_S: Final = 1.0  # history waits for jobs: at once both would take twice the processor time
-_THREAD_OF: Final = {
-    "samples": "history",
-    "write": "history",
-    "ask": "queries",
-}  # all other messages: jobs
+# All other messages are for the thread "jobs".
+_THREAD_OF: Final = {"samples": "history", "write": "history", "ask": "queries"}
 
 Inbox = SimpleQueue[list[Any] | None]  # None: leave
 
