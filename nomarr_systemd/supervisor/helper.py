@@ -68,6 +68,10 @@ class Channel:
         with self._lock, contextlib.suppress(OSError):
             self._socket.sendall(data)
 
+    def close(self) -> None:
+        self._file.close()
+        self._socket.close()
+
 
 class Helper:
     """One child process, which runs ``main``. ``on_message(message, body)`` is called in the loop,
@@ -87,16 +91,7 @@ class Helper:
         self._is_over = False
         self._received = bytearray()
         self._out: collections.deque[memoryview] = collections.deque()
-        self._socket, theirs = socket.socketpair()
-        try:
-            self.pid = os.fork()
-            if self.pid == 0:
-                _run_child(theirs.fileno(), main)
-        except OSError:
-            self._socket.close()
-            raise
-        finally:
-            theirs.close()
+        self.pid, self._socket = _fork(main)
         _helpers.add(self)
         self._socket.setblocking(False)
         loop.watch(self._socket.fileno(), select.EPOLLIN, self._be_ready)
@@ -221,6 +216,31 @@ def close_helpers() -> None:
     deadline = time.monotonic() + LEAVE_S
     for helper in tuple(_helpers):
         helper.close(deadline)
+
+
+def ask_child(function: Callable[[], Any]) -> Any:
+    """Return the JSON value that ``function`` returns in a child process, and wait for it; None if
+    it fails. For what is needed once, and would stay in memory."""
+    child, ours = _fork(lambda channel: channel.send([function()]))
+    channel = Channel(ours.detach())
+    answer = channel.read()
+    channel.close()
+    os.waitpid(child, 0)
+    return answer[0] if answer else None
+
+
+def _fork(main: Callable[[Channel], None]) -> tuple[int, socket.socket]:
+    """Start a child that runs ``main``; return its pid and our end of the socket."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        try:
+            child = os.fork()
+        except OSError:
+            ours.close()
+            raise
+        if child == 0:
+            _run_child(theirs.fileno(), main)
+    return child, ours
 
 
 def _run_child(fd: int, main: Callable[[Channel], None]) -> NoReturn:

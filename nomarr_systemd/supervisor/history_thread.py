@@ -7,7 +7,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from threading import Event
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from nomarr_systemd.config.values import StoreSettings
 from nomarr_systemd.core.errors import NomarrError, StoreRefused, StoreUnavailable
@@ -15,11 +15,12 @@ from nomarr_systemd.core.health import Sample
 from nomarr_systemd.host.machine import host_of
 from nomarr_systemd.ledger.health_history import append
 from nomarr_systemd.ledger.health_series import condense
-from nomarr_systemd.ledger.shared_archive import Archivist
 from nomarr_systemd.store.protocol import Store
 from nomarr_systemd.supervisor.helper import Message
-from nomarr_systemd.supervisor.store_child import POLITE_S, Inbox
-from nomarr_systemd.supervisor.work_store import open_bounded
+from nomarr_systemd.supervisor.work_store import POLITE_S, Inbox, open_bounded
+
+if TYPE_CHECKING:
+    from nomarr_systemd.ledger.shared_archive import Archivist
 
 _CONDENSE_EVERY_MS: Final = 600_000
 
@@ -67,7 +68,11 @@ class HistoryThread:
         if self._store is None or settings != self._opened:
             self._close()
             self._store, self._opened = open_bounded(settings), settings
-            self._archivist = Archivist(self._public, host) if host else None
+            self._archivist = None
+            if host:
+                from nomarr_systemd.ledger.shared_archive import Archivist
+
+                self._archivist = Archivist(self._public, host)
         return self._store, host
 
     def _tidy(self, store: Store, host: str, condensed_ms: int) -> int:

@@ -11,14 +11,13 @@ from nomarr_systemd import __version__
 from nomarr_systemd.config.values import Config
 from nomarr_systemd.core.lease import PoolRules, write_rules
 from nomarr_systemd.core.text import clean
+from nomarr_systemd.supervisor.job_settler import About
 from nomarr_systemd.supervisor.workers import Crash, Worker
 
 MAX_WORKERS: Final = 20  # of each list in the document
 _MAX_TEXT: Final = 200
 _WELL: Final = ("healthy", "starting", "stopping")
 _WORST: Final = ("failed", "crashed", "unhealthy", "recovering", "stopped")
-
-About = dict[str, Any]
 
 
 def describe_host(workers: Iterable[Worker], config: Config, system: str) -> About:

@@ -13,7 +13,6 @@ from nomarr_systemd.config.values import Config
 from nomarr_systemd.core.job import Outcome, RunEnd
 from nomarr_systemd.core.named_tuple import NamedTuple
 from nomarr_systemd.supervisor.helper import Message
-from nomarr_systemd.supervisor.host_lease import About
 from nomarr_systemd.supervisor.loop import Loop, Timer
 from nomarr_systemd.supervisor.store_process import StoreProcess, Taker, split
 
@@ -22,6 +21,7 @@ _MAX_OUTCOMES: Final = 1000
 # An outcome is identified by its run and by whether the run was counted as a crash: one that was
 # settled uncounted may be reported as a crash later.
 Key = tuple[str, bool]
+About = dict[str, Any]  # what this host's lease says
 Outcomes = dict[str, Outcome | None]  # by invocation; None: not settled in time
 
 

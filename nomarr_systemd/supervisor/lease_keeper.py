@@ -19,7 +19,7 @@ from nomarr_systemd.host.log import NOTICE, WARNING, RateLimit, log
 from nomarr_systemd.host.machine import host_of, name_of
 from nomarr_systemd.jobs.lost_hosts import LostHosts
 from nomarr_systemd.store.protocol import Store
-from nomarr_systemd.supervisor.host_lease import About
+from nomarr_systemd.supervisor.job_settler import About
 
 _MAX_TEXT: Final = 200
 

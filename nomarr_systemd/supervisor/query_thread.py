@@ -27,9 +27,8 @@ from nomarr_systemd.live import protocol
 from nomarr_systemd.store.protocol import HOSTS, Store
 from nomarr_systemd.supervisor.helper import Message
 from nomarr_systemd.supervisor.live_connection import encode
-from nomarr_systemd.supervisor.store_child import Inbox
 from nomarr_systemd.supervisor.store_queries import JOB_OF_RUN
-from nomarr_systemd.supervisor.work_store import open_bounded
+from nomarr_systemd.supervisor.work_store import Inbox, open_bounded
 
 MAX_WORKERS: Final = 100  # in one question about history
 MAX_JOBS: Final = 200

@@ -13,14 +13,13 @@ import time
 from collections.abc import Callable
 from queue import Empty
 from threading import Event
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from nomarr_systemd.config.values import Config, Pool
 from nomarr_systemd.core.errors import NomarrError
 from nomarr_systemd.core.ids import parse_component
 from nomarr_systemd.core.job import REBOOTED, UNREPORTED, Outcome, RunEnd
 from nomarr_systemd.core.lease import RENEWALS
-from nomarr_systemd.fleet.leases import is_first
 from nomarr_systemd.host.clock import read_boot_id
 from nomarr_systemd.host.log import NOTICE, WARNING, RateLimit, log
 from nomarr_systemd.host.machine import host_of
@@ -32,13 +31,13 @@ from nomarr_systemd.jobs.settlement import (
 )
 from nomarr_systemd.store.protocol import Store
 from nomarr_systemd.supervisor.helper import Message
-from nomarr_systemd.supervisor.host_lease import About
-from nomarr_systemd.supervisor.job_settler import Key, Sweep
-from nomarr_systemd.supervisor.lease_keeper import LeaseKeeper
+from nomarr_systemd.supervisor.job_settler import About, Key, Sweep
 from nomarr_systemd.supervisor.queue_reader import QueueReader
-from nomarr_systemd.supervisor.store_child import Inbox
-from nomarr_systemd.supervisor.work_store import open_bounded
+from nomarr_systemd.supervisor.work_store import Inbox, open_bounded
 from nomarr_systemd.systemd.running_units import read_invocation
+
+if TYPE_CHECKING:
+    from nomarr_systemd.supervisor.lease_keeper import LeaseKeeper
 
 _FIRST_RETRY_S: Final = 0.5
 _LAST_RETRY_S: Final = 15.0
@@ -70,7 +69,7 @@ class SettleThread:
         self._lines: dict[str, str] = {}  # the last frames of workers, for the question
         self._queues = QueueReader()
         self._renewal: About | None = None
-        self._keeper = LeaseKeeper()
+        self._keeper: LeaseKeeper | None = None  # for a store of one host there is none
         self._retry_s = 0.0
         self._retry_at = 0.0
 
@@ -147,6 +146,10 @@ class SettleThread:
             self._store = open_bounded(config.store)
         store = self._store
         if self._renewal is not None:
+            if self._keeper is None:
+                from nomarr_systemd.supervisor.lease_keeper import LeaseKeeper
+
+                self._keeper = LeaseKeeper()
             for outcome in self._keeper.keep(store, config, self._renewal):
                 self._tell(outcome, is_new=True)
             self._renewal = None
@@ -194,14 +197,14 @@ class SettleThread:
         if now >= restore_due:
             restore_due = now + _RESTORE_S
             for pool in config.pools:
-                if host and not is_first(store, host, pool.name):
+                if host and not _is_first(store, host, pool.name):
                     continue
                 if found := restore_claims(store, pool.name, wall_ms):
                     log(WARNING, "running jobs had no claim", pool=pool.name, jobs=found)
         boot = read_boot_id()
         vanished = {}
         # Of a machine that has our name the claims look like ours, and its runs like ended ones.
-        is_unsure = bool(host) and self._keeper.is_contested
+        is_unsure = bool(host) and (self._keeper is None or self._keeper.is_contested)
         for run in [] if is_unsure else find_claimed_runs(store, host):
             # Read after the claims: a run that had one and is not shown now has ended.
             unit = parse_component(run.component_id).unit
@@ -225,6 +228,12 @@ class SettleThread:
         store, self._store = self._store, None
         if store is not None:
             store.close()
+
+
+def _is_first(store: Store, host: str, pool: str) -> bool:
+    from nomarr_systemd.fleet.leases import is_first  # a store of one host does not need it
+
+    return is_first(store, host, pool)
 
 
 def _longest_s(config: Config) -> float:

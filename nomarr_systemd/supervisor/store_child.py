@@ -8,15 +8,13 @@ import threading
 import time
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from nomarr_systemd.supervisor.helper import LEAVE_S, Channel
+from nomarr_systemd.supervisor.work_store import POLITE_S, Inbox
 
-POLITE_S: Final = 1.0  # history waits for jobs: at once both would take twice the processor time
 # All other messages are for the thread "jobs".
 _THREAD_OF: Final = {"samples": "history", "write": "history", "ask": "queries"}
-
-Inbox = SimpleQueue[list[Any] | None]  # None: leave
 
 
 class Work(Protocol):

@@ -42,13 +42,13 @@ class Task(Protocol):
 
 
 class StoreProcess:
-    """``add`` every Task before the first ``send``. ``is_kept``: it stays when nothing is asked, as
-    for a store that is used every few seconds."""
+    """``add`` every Task before the first ``send``. The helper runs ``main``. ``is_kept``: it stays
+    when nothing is asked, as for a store that is used every few seconds."""
 
-    def __init__(self, loop: Loop, units_directory: str, public: str) -> None:
+    def __init__(self, loop: Loop, main: Callable[[Channel], None]) -> None:
         self.is_kept = False
         self._loop = loop
-        self._main = partial(_serve, units_directory, public)
+        self._main = main
         self._tasks: list[Task] = []
         self._takers: dict[str, Taker] = {"pong": lambda: None}
         self._helper: Helper | None = None
@@ -157,9 +157,3 @@ def split(values: Sequence[_Value]) -> Iterator[Sequence[_Value]]:
     the allocator keeps."""
     for begin in range(0, len(values), _AT_ONCE):
         yield values[begin : begin + _AT_ONCE]
-
-
-def _serve(units_directory: str, public: str, channel: Channel) -> None:
-    from nomarr_systemd.supervisor.store_child import serve  # for the helper only
-
-    serve(channel, units_directory, public)

@@ -17,6 +17,7 @@ from nomarr_systemd.supervisor import snapshots
 from nomarr_systemd.supervisor.helper import close_helpers
 from nomarr_systemd.supervisor.loop import Loop
 from nomarr_systemd.supervisor.snapshots import Batch, Snapshots, Waiting
+from nomarr_systemd.supervisor.store_child import serve
 from nomarr_systemd.supervisor.store_process import StoreProcess
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # Python 3.12
@@ -59,7 +60,7 @@ def test_what_waited_is_written_when_the_store_is_back(
     store.write_text("no directory")
     settings = StoreSettings(f"sqlite://{store}")
     loop = Loop()
-    process = StoreProcess(loop, str(tmp_path), str(tmp_path / "public"))
+    process = StoreProcess(loop, lambda channel: serve(channel, "", str(tmp_path / "public")))
     history = Snapshots(process)
     history._waiting = Waiting(3)
     now_ms = time.time_ns() // 1_000_000 + 3_600_000  # not yet to be condensed

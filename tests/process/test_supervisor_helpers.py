@@ -26,6 +26,7 @@ from nomarr_systemd.supervisor import store_process, unit_queries
 from nomarr_systemd.supervisor.helper import MAX_MESSAGE, Channel, Helper, close_helpers
 from nomarr_systemd.supervisor.loop import Loop
 from nomarr_systemd.supervisor.snapshots import Snapshots
+from nomarr_systemd.supervisor.store_child import serve
 from nomarr_systemd.supervisor.store_process import StoreProcess
 from nomarr_systemd.supervisor.unit_queries import UnitQueries
 from nomarr_systemd.systemd import manager
@@ -218,7 +219,7 @@ def test_a_helper_that_does_not_answer_is_replaced(
     loop: Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store_process, "PING_S", 0.2)
-    process = StoreProcess(loop, str(tmp_path), str(tmp_path))
+    process = StoreProcess(loop, lambda channel: serve(channel, "", ""))
     history = Snapshots(process)
     process.warm()
     assert process._helper is not None
