@@ -238,9 +238,13 @@ class Lab:
         return self.child.pid
 
     def helpers(self) -> list[int]:
-        """The pids of the supervisor's helpers."""
-        with open(f"/proc/{self.pid}/task/{self.pid}/children", encoding="ascii") as file:
+        """The pids of the supervisor's helpers; none if it has ended."""
+        with (
+            contextlib.suppress(FileNotFoundError, ProcessLookupError),
+            open(f"/proc/{self.pid}/task/{self.pid}/children", encoding="ascii") as file,
+        ):
             return [int(pid) for pid in file.read().split()]
+        return []
 
     def kill(self, number: int = signal.SIGKILL) -> int:
         """Send a signal and wait for the end; the exit status."""
