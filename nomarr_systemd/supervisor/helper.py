@@ -172,7 +172,8 @@ class Helper:
             self._finish()
             self._lose()
             return
-        self._received += data
+        if not self._is_leaving:
+            self._received += data
         while not self._is_leaving and len(self._received) >= _HEADER.size:
             size, extra = _HEADER.unpack_from(self._received)
             begin, end = _HEADER.size + size, _HEADER.size + size + extra
@@ -181,7 +182,11 @@ class Helper:
                 return
             if len(self._received) < end:
                 return
-            message = json.loads(self._received[_HEADER.size : begin])
+            try:
+                message = json.loads(self._received[_HEADER.size : begin])
+            except (ValueError, RecursionError):
+                self.give_up()
+                return
             body = bytes(self._received[begin:end])
             del self._received[:end]
             self._on_message(message, body)

@@ -266,9 +266,14 @@ def test_systemd_is_asked_again_if_the_helper_is_killed(
     assert ("killed" in queries.error) == (kills == 2)
 
 
-def test_a_message_without_end_is_not_kept(loop: Loop) -> None:
+@pytest.mark.parametrize(
+    "data", [MAX_MESSAGE.to_bytes(4, "big") + b"\0\0\0\1", b"\0\0\0\1\0\0\0\0x"]
+)
+def test_a_helper_that_sends_no_message_is_killed(loop: Loop, data: bytes) -> None:
+    """One without end, which is not kept, and one that is no JSON."""
+
     def babble(channel: Channel) -> None:
-        channel._socket.sendall(MAX_MESSAGE.to_bytes(4, "big") + b"\0\0\0\1")
+        channel._socket.sendall(data)
         channel.read()
 
     lost: list[bool] = []
