@@ -19,10 +19,11 @@ from typing import Any, Literal
 
 from playwright.sync_api import Browser, Page, ViewportSize, expect, sync_playwright
 
+from nomarr_systemd.core.health import Sample
 from nomarr_systemd.core.incident import Incident
 from nomarr_systemd.host import clock
 from nomarr_systemd.ledger import health_series
-from nomarr_systemd.ledger.health_history import Sample, append
+from nomarr_systemd.ledger.health_history import append
 from nomarr_systemd.ledger.incidents import IncidentStore
 from nomarr_systemd.store.sqlite.store import SqliteStore
 from tests.support.lab import CHECKOUT, Lab

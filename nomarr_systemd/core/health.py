@@ -77,6 +77,20 @@ class Transition(NamedTuple):
     context: str
 
 
+class Sample(NamedTuple):
+    """One worker at one moment. ``line`` is its last frame, decoded only when it is written."""
+
+    component_id: str
+    wall_ms: int
+    status: str
+    invocation: str
+    misses: int
+    late: int
+    drops: int
+    disagreement: str
+    line: bytes
+
+
 # The statuses as the owner contract and the health decision name them (docs/contract.md).
 REPORTED: Final[Mapping[str, str]] = {
     "unregistered": "pending",

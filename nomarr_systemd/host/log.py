@@ -70,6 +70,10 @@ class _Output:
         with self._lock:
             self._flush()
 
+    def drop_kept(self) -> None:
+        self._kept.clear()
+        self._dropped = 0
+
     def _flush(self) -> None:
         while self._kept:
             try:
@@ -93,6 +97,11 @@ def keep_in(keeper: Keeper, name: str) -> None:
 def flush() -> None:
     """Write the lines that could not be written before."""
     _output.flush()
+
+
+def drop_kept() -> None:
+    """Forget the lines that could not be written, in a child: its parent will write them."""
+    _output.drop_kept()
 
 
 def log(priority: int, message: str, /, **fields: object) -> None:

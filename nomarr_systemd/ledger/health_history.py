@@ -10,25 +10,11 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from nomarr_systemd.core.frames import PREFIX
-from nomarr_systemd.core.named_tuple import NamedTuple
+from nomarr_systemd.core.health import Sample
 from nomarr_systemd.store.protocol import Doc, Store, hosted
 
 COLLECTION: Final = "health_history"
 _FROM_FRAME: Final = ("phase", "job", "pid", "seq", "progress_age_s", "metrics")
-
-
-class Sample(NamedTuple):
-    """One worker at one moment. ``line`` is its last frame, decoded only when it is written."""
-
-    component_id: str
-    wall_ms: int
-    status: str
-    invocation: str
-    misses: int
-    late: int
-    drops: int
-    disagreement: str
-    line: bytes
 
 
 def append(store: Store, samples: Sequence[Sample], host: str = "") -> None:

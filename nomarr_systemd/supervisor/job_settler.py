@@ -1,80 +1,36 @@
-"""The thread that settles the jobs of runs that have ended, and reads queues for the loop.
-
-The loop sends it messages and never waits. What cannot be settled, because the store is away, is
-kept and retried. Every claim_timeout_s / 2 it also reads all claims: those of an earlier boot are
-settled at once, those of a run that has ended and was not settled for claim_timeout_s are settled
-as UNREPORTED. Every _RESTORE_S it looks for running jobs that have lost their claim.
+"""The jobs of runs that have ended, as the loop sees them: what is not settled yet, which requests
+wait for it, and when claims are looked at. The store's helper does the work (settle_thread.py).
 """
 
 from __future__ import annotations
 
-import threading
-import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from queue import Empty, SimpleQueue
 from typing import Any, Final
 
-from nomarr_systemd.config.values import Config, Pool
-from nomarr_systemd.core.errors import NomarrError
-from nomarr_systemd.core.ids import parse_component
-from nomarr_systemd.core.job import REBOOTED, UNREPORTED, Outcome, RunEnd
-from nomarr_systemd.core.lease import RENEWALS
+from nomarr_systemd.config.values import Config
+from nomarr_systemd.core.job import Outcome, RunEnd
 from nomarr_systemd.core.named_tuple import NamedTuple
-from nomarr_systemd.fleet.leases import is_first
-from nomarr_systemd.host.clock import read_boot_id
-from nomarr_systemd.host.log import NOTICE, WARNING, RateLimit, log
-from nomarr_systemd.host.machine import host_of
-from nomarr_systemd.jobs.settlement import (
-    find_claimed_runs,
-    finish_failing,
-    restore_claims,
-    settle,
-)
-from nomarr_systemd.store.protocol import Store
-from nomarr_systemd.supervisor.host_lease import About, LeaseKeeper
-from nomarr_systemd.supervisor.loop import Loop
-from nomarr_systemd.supervisor.work_store import open_bounded
-from nomarr_systemd.systemd.running_units import read_invocation
+from nomarr_systemd.supervisor.helper import Message
+from nomarr_systemd.supervisor.loop import Loop, Timer
+from nomarr_systemd.supervisor.store_process import StoreProcess, Taker, split
 
-_LEAVE_S: Final = 1.0
-_FIRST_RETRY_S: Final = 0.5
-_LAST_RETRY_S: Final = 15.0
 _MAX_OUTCOMES: Final = 1000
-_RESTORE_S: Final = 300.0  # between two looks for jobs without a claim
 
 # An outcome is identified by its run and by whether the run was counted as a crash: one that was
 # settled uncounted may be reported as a crash later.
 Key = tuple[str, bool]
-Query = Callable[[Store], Any]  # called in the thread
+About = dict[str, Any]  # what this host's lease says
 Outcomes = dict[str, Outcome | None]  # by invocation; None: not settled in time
 
 
-class Configure(NamedTuple):
-    config: Config
+class Sweep(NamedTuple):
+    """What a look at all claims has to know of those before it. Times are monotonic seconds."""
 
-
-class Settle(NamedTuple):
-    end: RunEnd
-
-
-class Ask(NamedTuple):
-    query: Query
-    answer: Callable[[Any], None]  # called in the loop
-
-
-class Renew(NamedTuple):
-    """Renew the lease of this host, and look for hosts that are lost."""
-
-    about: About
-
-
-class Leave(NamedTuple):
-    pass
-
-
-Message = Configure | Settle | Ask | Renew | Leave
+    vanished: dict[str, float]  # when a run with claims was first found ended
+    is_first: bool = True
+    restore_due: float = 0.0  # of the next look for jobs without a claim
 
 
 class Waiter:
@@ -87,31 +43,60 @@ class Waiter:
 
 
 class JobSettler:
-    """The loop's side. ``on_settled(outcome)`` is called there for every new outcome,
-    ``on_store(is_away)`` when the store becomes unavailable or available again."""
+    """``on_settled(outcome)`` is called for every new outcome, ``on_store(is_away)`` when the store
+    becomes unavailable or available again."""
 
     def __init__(
         self,
         loop: Loop,
-        units_directory: str,
+        process: StoreProcess,
         *,
         on_settled: Callable[[Outcome], None],
         on_store: Callable[[bool], None],
     ) -> None:
         self._loop = loop
-        self._units_directory = units_directory
+        self._process = process
         self._on_settled = on_settled
         self._on_store = on_store
-        self._inbox: SimpleQueue[Message] = SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._config: Config | None = None  # None: the store of jobs is not known yet
+        self._is_away = False
+        self._owed: dict[Key, RunEnd] = {}
+        self._sweep = Sweep({})
+        self._is_sweeping = False
+        self._sweep_timer: Timer | None = None
+        self._has_ended = False  # a run, since the last sweep began
+        self._question: dict[str, Any] | None = None
+        self._lines: Sequence[tuple[str, bytes]] = ()
+        self._answer_look: Callable[[Any], None] = lambda _look: None
+        self._renewal: About | None = None
         self._outcomes: OrderedDict[str, Outcome] = OrderedDict()
         self._waiters: list[Waiter] = []
+        takers: dict[str, Taker] = {
+            "settled": self._take_settled,
+            "swept": self._take_sweep,
+            "looked": self._take_look,
+            "renewed": self._take_renewal,
+            "store": self._take_store,
+        }
+        process.add(self, takers)
 
     def configure(self, config: Config) -> None:
-        self._send(Configure(config))
+        is_first = self._config is None
+        self._config = config
+        self._is_sweeping = True
+        self._arm_sweep()
+        self._process.send(self._encode_all() if is_first else self._encode_basics(config))
+
+    def expect(self) -> None:
+        """Prepare for the end of a run, which was seen: its jobs are to be settled soon."""
+        self._has_ended = True
+        self._arm_sweep()
+        self._process.warm()
 
     def settle(self, end: RunEnd) -> None:
-        self._send(Settle(end))
+        self._owed.setdefault((end.invocation, end.counted), end)
+        self._process.linger()
+        self._send("settle", end)
 
     def settle_and_wait(
         self, ends: Iterable[RunEnd], within_s: float, reply: Callable[[Outcomes], None]
@@ -127,55 +112,123 @@ class JobSettler:
         self._waiters.append(waiter)
         self._loop.at(self._loop.now + within_s, partial(self._answer, waiter))
 
-    def ask(self, query: Query, answer: Callable[[Any], None]) -> None:
-        """Read from the store. A query that still waits is replaced by this one."""
-        self._send(Ask(query, answer))
+    def look(
+        self,
+        question: dict[str, Any],
+        lines: Sequence[tuple[str, bytes]],
+        answer: Callable[[Any], None],
+    ) -> None:
+        """Read queues and jobs. ``lines`` are the last frames of workers. There must be no other
+        question that still waits."""
+        self._question, self._lines, self._answer_look = question, lines, answer
+        if not question["is_slow"]:
+            self._process.linger()
+        self._process.send(self._encode_look())
 
     def renew_lease(self, about: About) -> None:
         """Renew the lease of this host. What still waits is replaced by this."""
-        self._send(Renew(about))
+        self._renewal = about
+        self._send("renew", about)
 
     def find_job(self, invocation: str) -> str:
         """The path of the job that a run had in hand when it ended; empty if not known."""
         outcome = self._outcomes.get(invocation)
         return outcome.settled[0].path if outcome and outcome.settled else ""
 
-    def close(self) -> None:
-        """Wait a second at most for the thread; the claims show what is not settled."""
-        if self._thread is not None:
-            self._send(Leave())
-            self._thread.join(_LEAVE_S)
+    # The helper
 
-    def _send(self, message: Message) -> None:
-        if self._thread is None:
-            run = _Settling(self._inbox, self._units_directory, self._post).run
-            # A daemon: a store that hangs must not delay the end of the program.
-            self._thread = threading.Thread(target=run, name="jobs", daemon=True)
-            self._thread.start()
-        self._inbox.put(message)
+    def is_busy(self) -> bool:
+        waits = self._owed or self._is_sweeping or self._question or self._renewal is not None
+        return bool(waits) and self._config is not None
 
-    def _post(self, message: _Report) -> None:
-        """Called in the thread: pass a report to the loop."""
-        self._loop.post(partial(self._take, message))
+    def resend(self) -> None:
+        self._process.send(self._encode_all())
 
-    def _take(self, message: _Report) -> None:
-        match message:
-            case _Settled(key, outcome, is_new):
-                self._outcomes[outcome.invocation] = outcome
-                while len(self._outcomes) > _MAX_OUTCOMES:
-                    self._outcomes.popitem(last=False)
-                if is_new:
-                    self._on_settled(outcome)
-                for waiter in tuple(self._waiters):
-                    if key in waiter.missing:
-                        waiter.missing.discard(key)
-                        waiter.found[outcome.invocation] = outcome
-                        if not waiter.missing:
-                            self._answer(waiter)
-            case _Answered(answer, value):
-                answer(value)
-            case _StoreState(is_away):
-                self._on_store(is_away)
+    def lose(self) -> None:
+        if self.is_busy() and not self._is_away:
+            self._take_store(is_away=True)
+
+    def _encode_all(self) -> Iterator[Message]:
+        """Yield all that a new helper has to be told."""
+        if self._config is None:
+            return
+        if self._renewal is not None:  # first: claims are looked at with what it finds
+            yield ["renew", self._renewal]
+        yield from self._encode_basics(self._config)
+        for end in tuple(self._owed.values()):
+            yield ["settle", end]
+        yield from self._encode_look()
+
+    def _encode_basics(self, config: Config) -> Iterator[Message]:
+        yield ["configure", config.to_dict(), self._is_away]
+        if self._is_sweeping:
+            yield ["sweep", self._sweep]
+
+    def _encode_look(self) -> Iterator[Message]:
+        if self._question:
+            for some in split(self._lines):
+                yield ["lines", {name: line.decode() for name, line in some}]
+            yield ["look", self._question]
+
+    def _send(self, kind: str, value: Any) -> None:
+        if self._config is not None:
+            self._process.send([[kind, value]])
+
+    def _begin_sweep(self) -> None:
+        self._has_ended = False
+        if not self._is_sweeping:
+            self._is_sweeping = True
+            self._send("sweep", self._sweep)
+        self._arm_sweep()
+
+    def _arm_sweep(self) -> None:
+        """Set the time of the next look at claims: sooner if one may be of a run that has ended."""
+        if self._sweep_timer is not None:
+            self._sweep_timer.cancel()
+        if self._config is None:
+            return
+        interval_s = get_sweep_s(self._config)
+        if self._has_ended or self._sweep.vanished:
+            interval_s /= 2
+        self._sweep_timer = self._loop.at_next(interval_s, self._begin_sweep)
+
+    def _take_settled(
+        self, invocation: str, counted: bool, found: dict[str, Any] | None, is_new: bool
+    ) -> None:
+        """``found`` None: a document is damaged, and nothing can be done about the run."""
+        key = (invocation, counted)
+        self._owed.pop(key, None)
+        if found is None:
+            return
+        outcome = Outcome.from_dict(found)
+        self._outcomes[outcome.invocation] = outcome
+        while len(self._outcomes) > _MAX_OUTCOMES:
+            self._outcomes.popitem(last=False)
+        if is_new:
+            self._on_settled(outcome)
+        for waiter in tuple(self._waiters):
+            if key in waiter.missing:
+                waiter.missing.discard(key)
+                waiter.found[outcome.invocation] = outcome
+                if not waiter.missing:
+                    self._answer(waiter)
+
+    def _take_sweep(self, sweep: list[Any]) -> None:
+        self._sweep = Sweep(*sweep)
+        self._is_sweeping = False
+        if self._sweep.vanished:
+            self._arm_sweep()
+
+    def _take_look(self, look: dict[str, Any]) -> None:
+        self._question, self._lines = None, ()
+        self._answer_look(look)
+
+    def _take_renewal(self) -> None:
+        self._renewal = None
+
+    def _take_store(self, is_away: bool) -> None:
+        self._is_away = is_away
+        self._on_store(is_away)
 
     def _answer(self, waiter: Waiter) -> None:
         if waiter in self._waiters:
@@ -183,202 +236,9 @@ class JobSettler:
             waiter.reply(waiter.found)
 
 
-class _Settled(NamedTuple):
-    key: Key
-    outcome: Outcome
-    is_new: bool
-
-
-class _Answered(NamedTuple):
-    answer: Callable[[Any], None]
-    value: Any
-
-
-class _StoreState(NamedTuple):
-    is_away: bool
-
-
-_Report = _Settled | _Answered | _StoreState
-
-
-class _Settling:
-    """The thread's side: all of it belongs to the thread alone."""
-
-    def __init__(
-        self,
-        inbox: SimpleQueue[Message],
-        units_directory: str,
-        post: Callable[[_Report], None],
-    ) -> None:
-        self._inbox = inbox
-        self._units_directory = units_directory
-        self._post = post
-        self._rate = RateLimit(burst=3, every_s=60)
-        self._is_leaving = False
-        self._config: Config | None = None  # None: the store of jobs is not known yet
-        self._store: Store | None = None
-        self._is_away = False
-        self._owed: dict[Key, RunEnd] = {}
-        self._question: Ask | None = None
-        self._renewal: Renew | None = None
-        self._keeper = LeaseKeeper()
-        self._vanished: dict[str, float] = {}  # when a run with claims was first found ended
-        self._is_first_sweep = True
-        self._restore_due = 0.0
-        self._sweep_due = 0.0
-        self._retry_s = 0.0
-        self._retry_at = 0.0
-
-    def run(self) -> None:
-        while not self._is_leaving:
-            self._receive()
-            now = time.monotonic()
-            config = self._config
-            if self._is_leaving or config is None or now < self._retry_at:
-                continue
-            try:
-                self._work(config, now)
-                self._retry_s = self._retry_at = 0.0
-                if self._is_away:
-                    log(NOTICE, "the store of jobs is back", owed=len(self._owed))
-                    self._say_away(is_away=False)
-            except Exception as error:  # the thread's outermost loop; what is owed is retried
-                self._close_store()
-                self._retry_s = min(max(self._retry_s * 2, _FIRST_RETRY_S), _longest_s(config))
-                self._retry_at = time.monotonic() + self._retry_s
-                hint = error.hint if isinstance(error, NomarrError) else type(error).__name__
-                self._rate.log(
-                    WARNING,
-                    "jobs cannot be settled now",
-                    owed=len(self._owed),
-                    error=error,
-                    hint=hint,
-                )
-                if not self._is_away:
-                    self._say_away(is_away=True)
-        self._close_store()
-
-    def _receive(self) -> None:
-        """Wait for a message, or until something is due; then take all messages."""
-        has_work = bool(self._owed or self._question or self._renewal)
-        due = max(self._retry_at, 0.0 if has_work else self._sweep_due)
-        patience_s = max(0.0, due - time.monotonic()) if self._config else None
-        try:
-            message = self._inbox.get(timeout=patience_s)
-            while True:
-                self._take(message)
-                message = self._inbox.get_nowait()
-        except Empty:
-            return
-
-    def _take(self, message: Message) -> None:
-        match message:
-            case Configure(config):
-                if self._config is None or config.store != self._config.store:
-                    self._close_store()
-                    self._retry_at = 0.0
-                self._config = config
-                self._sweep_due = 0.0
-            case Settle(end):
-                self._owed.setdefault((end.invocation, end.counted), end)
-            case Ask():
-                self._question = message
-            case Renew():
-                self._renewal = message
-            case Leave():
-                self._is_leaving = True
-
-    def _work(self, config: Config, now: float) -> None:
-        if self._store is None:
-            self._store = open_bounded(config.store)
-        store = self._store
-        if self._renewal is not None:
-            for outcome in self._keeper.keep(store, config, self._renewal.about):
-                self._post(_Settled((outcome.invocation, outcome.counted), outcome, is_new=True))
-            self._renewal = None
-        for key, end in list(self._owed.items()):
-            self._settle(store, config, end)
-            del self._owed[key]
-        if now >= self._sweep_due:
-            self._sweep(store, config, now)
-            timeouts = [pool.claim_timeout_s for pool in config.pools]
-            self._sweep_due = now + max(min(timeouts, default=30.0) / 2, 0.1)
-        if self._question is not None:
-            query, answer = self._question
-            value = query(store)
-            self._question = None
-            self._post(_Answered(answer, value))
-
-    def _settle(self, store: Store, config: Config, end: RunEnd) -> None:
-        try:
-            pool, host = _find_pool(config, end.component_id), host_of(config.store)
-            outcome, is_new = settle(store, pool, end, host)
-        except (KeyError, TypeError, ValueError) as error:
-            # A damaged document must not keep other runs from being settled.
-            self._rate.log(
-                WARNING,
-                "a damaged job cannot be settled",
-                component=end.component_id,
-                invocation=end.invocation,
-                error=repr(error),
-            )
-            return
-        self._post(_Settled((end.invocation, end.counted), outcome, is_new))
-
-    def _sweep(self, store: Store, config: Config, now: float) -> None:
-        """Settle claims of runs that have ended, and finish a pool's failure that was cut short."""
-        wall_ms, host = time.time_ns() // 1_000_000, host_of(config.store)
-        if self._is_first_sweep:
-            for pool in config.pools:
-                finish_failing(store, pool.name, wall_ms, host)
-        if now >= self._restore_due:
-            self._restore_due = now + _RESTORE_S
-            for pool in config.pools:
-                if host and not is_first(store, host, pool.name):
-                    continue
-                if found := restore_claims(store, pool.name, wall_ms):
-                    log(WARNING, "running jobs had no claim", pool=pool.name, jobs=found)
-        boot = read_boot_id()
-        vanished = {}
-        # Of a machine that has our name the claims look like ours, and its runs like ended ones.
-        is_unsure = bool(host) and self._keeper.is_contested
-        for run in [] if is_unsure else find_claimed_runs(store, host):
-            # Read after the claims: a run that had one and is not shown now has ended.
-            unit = parse_component(run.component_id).unit
-            if read_invocation(self._units_directory, unit) == run.invocation:
-                continue
-            since = self._vanished.get(run.invocation, now)
-            end = RunEnd(run.component_id, run.invocation, UNREPORTED, wall_ms)
-            if run.boot not in ("", boot):
-                self._settle(store, config, end._replace(cause=REBOOTED, counted=False))
-            elif now - since >= _find_pool(config, run.component_id).claim_timeout_s:
-                self._settle(store, config, end)
-            else:
-                vanished[run.invocation] = since
-        self._vanished = vanished
-        self._is_first_sweep = False
-
-    def _say_away(self, *, is_away: bool) -> None:
-        self._is_away = is_away
-        self._post(_StoreState(is_away))
-
-    def _close_store(self) -> None:
-        store, self._store = self._store, None
-        if store is not None:
-            store.close()
-
-
-def _longest_s(config: Config) -> float:
-    """The longest pause before a retry. When a store that hosts share is back, each of them must
-    renew its lease before the others declare it lost."""
-    is_shared = bool(host_of(config.store))
-    return min(_LAST_RETRY_S, config.fleet.lease_s / RENEWALS) if is_shared else _LAST_RETRY_S
-
-
-def _find_pool(config: Config, component_id: str) -> Pool:
-    """The worker's pool; one with default settings if it is no longer configured."""
-    name = parse_component(component_id).pool
-    return next((pool for pool in config.pools if pool.name == name), Pool(name))
+def get_sweep_s(config: Config) -> float:
+    """Return the time between two looks at claims."""
+    return max(min((pool.claim_timeout_s for pool in config.pools), default=30.0), 0.2)
 
 
 def describe(outcome: Outcome | None) -> Mapping[str, Any]:

@@ -79,9 +79,12 @@ class Connection:
 
     def reply(self, message: Mapping[str, Any]) -> None:
         """Send an answer that was deferred. One that no client reads is not kept for it."""
+        self.reply_line(encode(message))
+
+    def reply_line(self, line: bytes) -> None:
+        """Send an answer that is encoded already."""
         if self._is_waiting and not self._closed:
             self._is_waiting = False
-            line = encode(message)
             too_long = refuse(f"the answer is longer than {MAX_LINE} bytes; ask for less")
             self._source = iter([line]) if len(line) <= MAX_LINE else too_long
             self._flush()

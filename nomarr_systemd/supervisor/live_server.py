@@ -24,15 +24,7 @@ from nomarr_systemd.supervisor.announcer import extract_shown
 from nomarr_systemd.supervisor.job_settler import Outcomes, describe
 from nomarr_systemd.supervisor.live_connection import Connection, encode, refuse
 from nomarr_systemd.supervisor.loop import Loop
-from nomarr_systemd.supervisor.store_queries import (
-    Query,
-    StoreQueries,
-    find_job_of,
-    list_jobs,
-    read_archive,
-    read_fleet,
-    read_history,
-)
+from nomarr_systemd.supervisor.store_queries import JOB_OF_RUN
 from nomarr_systemd.supervisor.supervisor import ReportedDeath, Supervisor
 from nomarr_systemd.supervisor.workers import Run, Worker
 
@@ -43,6 +35,7 @@ MAX_OF_USER: Final = 16  # connections of each user that is not trusted
 IDLE_S: Final = 30.0  # without a request; then a connection that is not trusted is closed
 _PER_PIECE: Final = 50  # workers described before other peers get a turn
 _FINISH_S: Final = 0.5
+_IN_STORE: Final = (protocol.HISTORY, protocol.JOBS_OF, protocol.FLEET, protocol.ARCHIVE)
 _MAX_TEXT: Final = 500
 _NO_JOBS: Final = {
     "settled": True,
@@ -80,13 +73,6 @@ class LiveServer:
             protocol.RESET: self._reset,
         }
         listening.setblocking(False)
-        self._store_queries = StoreQueries(loop, lambda: supervisor.config.store)
-        self._in_store: Mapping[str, Callable[[Request], Query]] = {
-            protocol.HISTORY: partial(read_history, supervisor.public),
-            protocol.JOBS_OF: list_jobs,
-            protocol.FLEET: read_fleet,
-            protocol.ARCHIVE: read_archive,
-        }
         loop.watch(listening.fileno(), select.EPOLLIN, self.accept, first=True)
 
     def accept(self, _events: int = 0) -> None:
@@ -125,7 +111,6 @@ class LiveServer:
         deadline = time.monotonic() + _FINISH_S
         for connection in tuple(self._connections):
             connection.finish(deadline)
-        self._store_queries.close()
         self._loop.forget(self._listening.fileno())
         self._listening.close()
 
@@ -157,15 +142,15 @@ class LiveServer:
                 return None
             if op in self._operations:
                 return self._operations[op](request)
-            if op in self._in_store:
-                self._store_queries.ask(self._in_store[op](request), connection.reply)
+            if op in _IN_STORE:
+                self._ask_store(op, request, connection.reply_line)
                 return None
         except NomarrError as error:
             return refuse(f"{error}" + (f" ({error.hint})" if error.hint else ""))
         known = ", ".join(
             [
                 *(protocol.SUBSCRIBE, *self._operations),
-                *(*self._in_store, protocol.LABEL, protocol.CRASHED),
+                *(*_IN_STORE, protocol.LABEL, protocol.CRASHED),
             ]
         )
         return refuse(f"unknown op; known are {known}")
@@ -235,10 +220,15 @@ class LiveServer:
         if job is not None or not is_run(invocation) or invocation == worker.invocation:
             connection.reply(answer | {"job": job})
             return
-        self._store_queries.ask(
-            find_job_of(worker.component.pool, invocation),
-            lambda found: connection.reply(answer | {"job": found.get("job")}),
+        self._ask_store(
+            JOB_OF_RUN,
+            {"pool": worker.component.pool, "invocation": invocation},
+            lambda line: connection.reply(answer | {"job": json.loads(line).get("job")}),
         )
+
+    def _ask_store(self, op: str, request: Request, reply: Callable[[bytes], None]) -> None:
+        settings = self._supervisor.config.store
+        self._supervisor.store_tasks.queries.ask(settings, op, request, reply)
 
     def _labels(self, request: Request) -> Iterator[bytes]:
         labels = {}

@@ -16,7 +16,6 @@ import heapq
 import os
 import select
 import signal
-import threading
 import time
 from collections.abc import Callable, Mapping
 from itertools import count
@@ -44,7 +43,7 @@ class Timer:
 
 
 class Loop:
-    """The loop of one thread. Only ``post`` may be called from another thread."""
+    """The loop of a program with one thread."""
 
     def __init__(self) -> None:
         self.now = time.monotonic()
@@ -54,13 +53,7 @@ class Loop:
         self._heap: list[tuple[float, int, Timer]] = []
         self._order = count()
         self._soon: collections.deque[Callback] = collections.deque()
-        self._posted: collections.deque[Callback] = collections.deque()
         self._running = False
-        self._lock = (
-            threading.Lock()
-        )  # a late thread must not write to a descriptor that was closed and used again
-        self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self.watch(self._wakeup, select.EPOLLIN, self._take_posted)
         self._signals: tuple[int, int] | None = None
         self._gentle = _Gentle(self, self._epoll)
         self.turns = 0
@@ -101,16 +94,15 @@ class Loop:
         """Call ``callback`` up to GENTLE_S later than ``when``, in a wakeup with others."""
         self.at(when + -when % GENTLE_S, callback)
 
+    def at_next(self, interval_s: float, callback: Callback) -> Timer:
+        """Call ``callback`` at the next multiple of ``interval_s``, so that what has the same
+        interval, or a multiple of it, is called in the same turn."""
+        when = self.now + interval_s
+        return self.at(when - when % interval_s, callback)
+
     def soon(self, callback: Callback) -> None:
         """Call ``callback`` after all input of this turn was handled."""
         self._soon.append(callback)
-
-    def post(self, callback: Callback) -> None:
-        """Call ``callback`` in the loop's thread; ignored after the loop was closed."""
-        with self._lock:
-            if self._wakeup >= 0:
-                self._posted.append(callback)
-                os.eventfd_write(self._wakeup, 1)
 
     def catch(self, handlers: Mapping[int, Callback]) -> None:
         """Call a handler in the loop when its signal arrives."""
@@ -159,9 +151,6 @@ class Loop:
             signal.set_wakeup_fd(-1)
             for fd in self._signals:
                 os.close(fd)
-        with self._lock:
-            os.close(self._wakeup)
-            self._wakeup = -1
         self._gentle.close()
         self._epoll.close()
 
@@ -179,12 +168,6 @@ class Loop:
             timer = heapq.heappop(heap)[2]
             if timer.callback:
                 timer.callback()
-
-    def _take_posted(self, _events: int) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._wakeup)
-        while self._posted:
-            self._posted.popleft()()
 
 
 class _Gentle:

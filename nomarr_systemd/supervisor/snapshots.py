@@ -1,30 +1,24 @@
-"""History of workers' health, written by a thread: the loop sends samples and never waits.
+"""History of workers' health, as the loop sees it: which samples are not written yet. The store's
+helper writes them (history_thread.py).
 
 While the store is slow or away, a bounded number of samples waits: the oldest are dropped first,
-and counted. SQLite is imported for the first sample.
+and counted.
 """
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from nomarr_systemd.config.values import StoreSettings
-from nomarr_systemd.core.errors import NomarrError, StoreRefused, StoreUnavailable
+from nomarr_systemd.core.health import Sample
 from nomarr_systemd.host.log import NOTICE, WARNING, RateLimit, log
-from nomarr_systemd.host.machine import host_of
-from nomarr_systemd.ledger.health_history import Sample, append
-from nomarr_systemd.ledger.health_series import condense
-from nomarr_systemd.ledger.shared_archive import Archivist
-from nomarr_systemd.store.protocol import Store
-from nomarr_systemd.supervisor.work_store import open_bounded
+from nomarr_systemd.supervisor.helper import Message
+from nomarr_systemd.supervisor.store_process import StoreProcess, Taker, split
 from nomarr_systemd.supervisor.workers import Worker
 
-_CONDENSE_EVERY_MS: Final = 600_000
-_LEAVE_S: Final = 1.0
 _MAX_WAITING: Final = 20_000  # samples; each has a frame of up to 4 kB
 
 Batch = tuple[StoreSettings, Sequence[Sample]]
@@ -49,66 +43,49 @@ def take_samples(workers: Iterable[Worker]) -> list[Sample]:
     ]
 
 
+def _encode(
+    settings: StoreSettings, samples: Sequence[Sample], condensed_ms: int
+) -> Iterator[Message]:
+    for some in split(samples):
+        yield ["samples", [(*sample[:-1], sample.line.decode()) for sample in some]]
+    yield ["write", settings, condensed_ms]
+
+
 class Waiting:
-    """Batches that are not written yet, for two threads. The oldest go when there are too many."""
+    """Batches that are not written yet. The oldest go when there are too many."""
 
     def __init__(self, most: int = _MAX_WAITING) -> None:
         self._most = most
-        self._changed = threading.Condition()
         self._batches: deque[Batch] = deque()
         self._samples = 0
         self._dropped = 0
-        self._put = self._seen = 0  # batches
-        self._is_closed = False
 
     def put(self, batch: Batch) -> None:
-        with self._changed:
-            self._batches.append(batch)
-            self._put += 1
-            self._samples += len(batch[1])
-            while self._samples > self._most and len(self._batches) > 1:
-                self._dropped += self._remove()
-            self._changed.notify()
+        self._batches.append(batch)
+        self._samples += len(batch[1])
+        while self._samples > self._most and len(self._batches) > 1:
+            self._dropped += self._remove()
 
     def first(self) -> Batch | None:
-        """The oldest batch, which stays; waits for one. None at the end, when all are written."""
-        with self._changed:
-            while not self._batches and not self._is_closed:
-                self._changed.wait()
-            self._seen = self._put
-            return self._batches[0] if self._batches else None
-
-    def wait_for_more(self) -> bool:
-        """Wait until a batch is put after the last call of ``first``; False at the end."""
-        with self._changed:
-            while self._put == self._seen and not self._is_closed:
-                self._changed.wait()
-            return not self._is_closed
+        """The oldest batch, which stays."""
+        return self._batches[0] if self._batches else None
 
     def done(self, batch: Batch) -> None:
         """Remove a batch that was written. If it was dropped meanwhile, it is not lost."""
-        with self._changed:
-            if self._batches and self._batches[0] is batch:
-                self._remove()
-            else:
-                self._dropped -= len(batch[1])
+        if self.first() is batch:
+            self._remove()
+        else:
+            self._dropped -= len(batch[1])
 
     def give_up(self, batch: Batch) -> None:
         """Drop a batch that cannot be written, unless that has happened already."""
-        with self._changed:
-            if self._batches and self._batches[0] is batch:
-                self._dropped += self._remove()
+        if self.first() is batch:
+            self._dropped += self._remove()
 
     def take_dropped(self) -> int:
         """The number of samples dropped since the last call."""
-        with self._changed:
-            dropped, self._dropped = self._dropped, 0
-            return dropped
-
-    def close(self) -> None:
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify()
+        dropped, self._dropped = self._dropped, 0
+        return dropped
 
     def _remove(self) -> int:
         size = len(self._batches.popleft()[1])
@@ -117,75 +94,66 @@ class Waiting:
 
 
 class Snapshots:
-    """``offer`` from the loop; ``is_failing`` says whether the last write failed. ``public`` is
-    the directory of published accounts, which hosts that share a store copy there."""
+    """``is_failing`` says whether the last write failed."""
 
-    def __init__(self, public: str) -> None:
-        self._public = public
-        self.is_failing = False  # written by the thread, read by the loop
+    def __init__(self, process: StoreProcess) -> None:
+        self.is_failing = False
+        self._process = process
         self._waiting = Waiting()
-        self._thread: threading.Thread | None = None
+        self._writing: Batch | None = None
+        self._is_busy = False
+        self._condensed_ms = 0
         self._rate = RateLimit(burst=3, every_s=60)
+        takers: dict[str, Taker] = {
+            "written": self._take_written,
+            "tidied": self._take_end,
+            "unwritten": self._take_failure,
+        }
+        process.add(self, takers)
 
     def offer(self, settings: StoreSettings, samples: Sequence[Sample]) -> None:
-        """Queue a batch to be written."""
-        if self._thread is None:
-            # A daemon: a store that hangs must not delay the end of the program.
-            self._thread = threading.Thread(target=self._run, name="history", daemon=True)
-            self._thread.start()
+        """Queue a batch to be written. All that wait are tried again."""
         self._waiting.put((settings, samples))
+        if not self._is_busy:
+            self._write_next()
 
-    def close(self) -> None:
-        """Let the thread finish, for a second at most."""
-        if self._thread is not None:
-            self._waiting.close()
-            self._thread.join(_LEAVE_S)
+    def is_busy(self) -> bool:
+        return self._is_busy
 
-    def _run(self) -> None:
-        store: Store | None = None
-        opened: StoreSettings | None = None
-        condensed_ms = 0
-        archivist: Archivist | None = None
-        while (batch := self._waiting.first()) is not None:
-            settings, samples = batch
-            try:
-                host = host_of(settings)
-                if store is None or settings != opened:
-                    if store is not None:
-                        store.close()
-                    store, opened = open_bounded(settings), settings
-                    archivist = Archivist(self._public, host) if host else None
-                append(store, samples, host)
-                self._waiting.done(batch)
-                if archivist is not None:
-                    archivist.run(store)
-                now_ms = time.time_ns() // 1_000_000
-                if now_ms // _CONDENSE_EVERY_MS != condensed_ms // _CONDENSE_EVERY_MS:
-                    condense(store, now_ms, host)
-                    condensed_ms = now_ms
-                if not host:  # SQLite: a connection that rests takes a quarter of a megabyte
-                    store.close()
-                    store = None
-                self._tell_back()
-            except (StoreUnavailable, StoreRefused) as error:
-                self._complain(error, error.hint)
-                if not self._waiting.wait_for_more():  # then all that wait are tried again
-                    break
-            except Exception as error:  # the thread's outermost loop; only this batch is lost
-                hint = error.hint if isinstance(error, NomarrError) else type(error).__name__
-                self._complain(error, hint)
-                self._waiting.give_up(batch)
-        if store is not None:
-            store.close()
+    def resend(self) -> None:
+        if self._writing is not None:
+            self._process.send(_encode(*self._writing, self._condensed_ms))
 
-    def _tell_back(self) -> None:
+    def lose(self) -> None:
+        """A batch that is not written is for the next helper."""
+        self._is_busy = self._writing is not None
+
+    def _write_next(self) -> None:
+        self._writing = self._waiting.first()
+        self._is_busy = self._writing is not None
+        self.resend()
+
+    def _take_written(self) -> None:
+        if self._writing is not None:
+            self._waiting.done(self._writing)
+            self._writing = None
+
+    def _take_end(self, condensed_ms: int) -> None:
+        self._condensed_ms = condensed_ms
         dropped = self._waiting.take_dropped()
         if self.is_failing:
             log(NOTICE, "the history store is back", dropped_samples=dropped)
         elif dropped:
             log(WARNING, "the history store is slow: the oldest samples are dropped", count=dropped)
         self.is_failing = False
+        self._write_next()
 
-    def _complain(self, error: Exception, hint: str) -> None:
+    def _take_failure(self, is_away: bool, error: str, hint: str) -> None:
+        """If the store is away, retry with the next batch; else only this one is lost."""
         self.is_failing = True
         self._rate.log(WARNING, "a history snapshot could not be written", error=error, hint=hint)
+        batch, self._writing, self._is_busy = self._writing, None, False
+        if not is_away:
+            if batch is not None:
+                self._waiting.give_up(batch)
+            self._write_next()

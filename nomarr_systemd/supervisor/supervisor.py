@@ -2,8 +2,8 @@
 
 Inputs are callbacks of the loop (pipes, systemd's links, deadlines) and calls of the live server,
 which is above this module. What a transition leads to is in health_actions.py, what the store is
-needed for in store_tasks.py, the beginning and end of a run in ``_sync``. Everything here runs in
-the loop's thread and never blocks.
+needed for in store_tasks.py, the beginning and end of a run in ``_sync``. Nothing here blocks: the
+program has one thread, and helpers do what may block (helper.py).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import contextlib
 import os
 import select
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -34,10 +34,10 @@ from nomarr_systemd.core.job import LEFT, STOPPED, RunEnd
 from nomarr_systemd.core.named_tuple import NamedTuple
 from nomarr_systemd.host.layout import WORKER_USER, Paths
 from nomarr_systemd.host.log import WARNING, RateLimit
-from nomarr_systemd.ledger.public import read_published
 from nomarr_systemd.supervisor import disagreement, pipes
 from nomarr_systemd.supervisor.announcer import Announcer
 from nomarr_systemd.supervisor.health_actions import HealthActions
+from nomarr_systemd.supervisor.helper import ask_child, close_helpers
 from nomarr_systemd.supervisor.job_settler import Outcomes
 from nomarr_systemd.supervisor.kill import Killer
 from nomarr_systemd.supervisor.live_connection import Subscribers
@@ -114,8 +114,7 @@ class Supervisor:
             self._pipes.discard(instance, stored[instance])
         self._pipes.tidy(wanted)
         self.workers.expect(len(wanted))
-        for instance, component in wanted.items():
-            self._add(component, stored.get(instance, []))
+        self._add_all(wanted.values(), stored)
         for component_id in set(self._run_state.component_ids()) - self.workers.by_id.keys():
             self._run_state.forget(component_id)
         self._loop.watch(self._units.fd, select.EPOLLIN, self._take_units, first=True)
@@ -136,11 +135,10 @@ class Supervisor:
             if worker.component_id not in wanted:
                 self._remove(worker)
         self.workers.expect(len(wanted))
-        for component_id, component in wanted.items():
-            if component_id not in self.workers.by_id:
-                worker = self._add(component, [])
-                self._watch(worker)
-                self.announcer.tell_worker(worker)
+        new = [each for name, each in wanted.items() if name not in self.workers.by_id]
+        for worker in self._add_all(new, {}):
+            self._watch(worker)
+            self.announcer.tell_worker(worker)
         for worker in self.workers:
             worker.rules = config.health_for(worker.component)
             self._grant(worker)  # its pool may have another user
@@ -148,24 +146,33 @@ class Supervisor:
         self.announcer.tell_system_soon()
 
     def close(self) -> None:
-        """Close everything but the pipes; they and the run state stay for the next supervisor."""
-        self.store_tasks.close()
+        """Close everything but the pipes; they and the run state stay for the next supervisor.
+        Claims show it which jobs are not settled."""
+        close_helpers()
         self._units.close()
         self._run_state.close()
 
-    def _add(self, component: Component, stored: list[int]) -> Worker:
+    def _add_all(
+        self, components: Iterable[Component], stored: Mapping[str, list[int]]
+    ) -> list[Worker]:
+        known = set(self._run_state.component_ids())
+        unknown = [each for each in components if each.component_id not in known]
+        failed = (unknown and ask_child(partial(_find_failed, self.public, unknown))) or ()
+        return [
+            self._add(each, stored.get(each.instance, []), has_failed=each.instance in failed)
+            for each in components
+        ]
+
+    def _add(self, component: Component, stored: list[int], *, has_failed: bool) -> Worker:
         fd = self._pipes.open(component.instance, stored)
         worker = self.workers.add(component, fd, self._config.health_for(component))
         self._grant(worker)
         is_kept = self._recall(worker)
         self._sync(worker)
-        if not is_kept and not worker.invocation and self._has_failed(component):
+        if not is_kept and not worker.invocation and has_failed:
             self._step(worker, SET_FAILED)  # as after a boot
             self._run_state.keep(worker)
         return worker
-
-    def _has_failed(self, component: Component) -> bool:
-        return read_published(self.public, component).account.failure_reason is not None
 
     def _grant(self, worker: Worker) -> None:
         """Let the worker's user write its pipe. A user's own supervisor has the same user."""
@@ -343,6 +350,7 @@ class Supervisor:
             self._step(worker, EOF_GONE)
         conclude = partial(self._conclude, worker, worker.invocation, is_farewell)
         self._queries.ask_if_stopped(worker.component, worker.invocation, conclude)
+        self.store_tasks.expect_settling()
 
     def _conclude(
         self, worker: Worker, invocation: str, is_farewell: bool, is_requested: bool
@@ -449,6 +457,17 @@ class Supervisor:
             "since_wall_ms": self._since_ms,
             "notify_failures": pipes.notify_failures,
         }
+
+
+def _find_failed(public: str, components: Iterable[Component]) -> list[str]:
+    """The instances of workers that were failed when their accounts were published."""
+    from nomarr_systemd.ledger.public import read_published  # large, and needed once
+
+    return [
+        each.instance
+        for each in components
+        if read_published(public, each).account.failure_reason is not None
+    ]
 
 
 def _now_ms() -> int:

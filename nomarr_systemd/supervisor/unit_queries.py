@@ -1,23 +1,25 @@
-"""Questions to systemd about units, without waiting for the answer: a thread asks all questions
-that were collected, and ends when there are none.
+"""Questions to systemd about units, without waiting for the answer: a helper asks all questions
+that were collected, and ends some seconds after the last.
 """
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from nomarr_systemd.core.ids import Component
 from nomarr_systemd.supervisor.disagreement import PROPERTIES, Facts, read_facts
-from nomarr_systemd.supervisor.loop import Loop
+from nomarr_systemd.supervisor.helper import Channel, Helper
+from nomarr_systemd.supervisor.loop import Loop, Timer
 from nomarr_systemd.systemd.stop_intent import was_asked_before, was_asked_to_stop
 
 Shown = dict[str, dict[str, str]]  # properties by unit
 Questions = Mapping[str, Sequence[str]]  # names of properties by unit
+LINGER_S: Final = 5.0  # the helper stays after an answer
+PATIENCE_S: Final = 90.0  # longer than systemd may take; then the helper hangs
 _TIMES: Final = ("InactiveEnterTimestampMonotonic", "InactiveExitTimestampMonotonic")
 
 
@@ -31,6 +33,11 @@ class UnitQueries:
         self._user = user
         self._waiting: list[tuple[Questions, Callable[[Shown], None]]] = []
         self._busy = False
+        self._asked: Questions = {}
+        self._readers: list[Callable[[Shown], None]] = []
+        self._tries = 0
+        self._helper: Helper | None = None
+        self._timer: Timer | None = None
 
     def ask(self, unit: str, answer: Callable[[Facts | None], None]) -> None:
         """Ask about a unit; the answer is None if systemd gives none."""
@@ -68,14 +75,49 @@ class UnitQueries:
         for questions, _ in asked:
             for unit, names in questions.items():
                 merged.setdefault(unit, {}).update(dict.fromkeys(names))
-        deliver = partial(self._deliver, [read for _, read in asked])
-        wanted = {unit: tuple(names) for unit, names in merged.items()}
-        run = partial(_show, self._loop, wanted, deliver, user=self._user)
-        threading.Thread(target=run, daemon=True).start()
+        self._asked = {unit: tuple(names) for unit, names in merged.items()}
+        self._readers = [read for _, read in asked]
+        self._tries = 0
+        self._send()
 
-    def _deliver(self, readers: list[Callable[[Shown], None]], shown: Shown, error: str) -> None:
+    def _send(self) -> None:
+        self._tries += 1
+        if self._helper is None:
+            main = partial(_serve, user=self._user)
+            try:
+                self._helper = Helper(self._loop, main, self._take, self._lose)
+            except OSError as error:
+                self._deliver({}, str(error))
+                return
+        self._set_timer(PATIENCE_S, self._helper.give_up)
+        self._helper.send([self._asked])
+
+    def _take(self, message: list[Any], _body: bytes) -> None:
+        self._set_timer(LINGER_S, self._rest)
+        self._deliver(*message)
+
+    def _lose(self) -> None:
+        """Ask once more, in another helper."""
+        self._helper = None
+        if self._busy and self._tries < 2:
+            self._send()
+        elif self._busy:
+            self._deliver({}, "the process that asks systemd was killed, or hung")
+
+    def _rest(self) -> None:
+        if self._helper is not None:
+            self._helper.leave()
+            self._helper = None
+
+    def _set_timer(self, delay_s: float, callback: Callable[[], None]) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.at(self._loop.now + delay_s, callback)
+
+    def _deliver(self, shown: Shown, error: str) -> None:
         self._busy = False
         self.error = error
+        readers, self._readers = self._readers, []
         for read in readers:
             read(shown)
         if self._waiting and not self._busy:
@@ -89,17 +131,16 @@ def _was_stopped(invocation: str, unit: dict[str, str], wanted: dict[str, str]) 
     return was_asked_before(time.monotonic_ns() // 1000, wanted)  # another run has begun
 
 
-def _show(
-    loop: Loop, questions: Questions, deliver: Callable[[Shown, str], None], *, user: bool
-) -> None:
-    """Ask systemd; called in the thread."""
-    from nomarr_systemd.systemd.manager import Manager  # large, and seldom needed
+def _serve(channel: Channel, *, user: bool) -> None:
+    """Ask systemd, in the helper."""
+    from nomarr_systemd.systemd.manager import Manager  # for the helper only
 
-    shown: Shown = {}
-    error = ""
-    try:
-        with closing(Manager(user=user)) as manager:
-            shown = manager.show_each(questions)
-    except Exception as problem:  # the outermost of this thread: those who asked wait for an answer
-        error = str(problem) or type(problem).__name__
-    loop.post(partial(deliver, shown, error))
+    while (message := channel.read()) is not None:
+        shown: Shown = {}
+        error = ""
+        try:
+            with closing(Manager(user=user)) as manager:
+                shown = manager.show_each(message[0])
+        except Exception as problem:  # the outermost: those who asked wait for an answer
+            error = str(problem) or type(problem).__name__
+        channel.send([shown, error])

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from nomarr_systemd.config.store_url import PostgresUrl
 from nomarr_systemd.config.values import Config, Pool
 from nomarr_systemd.core.frames import encode
+from nomarr_systemd.core.health import Sample
 from nomarr_systemd.core.ids import Component
 from nomarr_systemd.core.job import Owner
 from nomarr_systemd.core.policy import Rules
@@ -24,7 +25,7 @@ from nomarr_systemd.fleet.leases import HostLease
 from nomarr_systemd.jobs import queue, stats
 from nomarr_systemd.jobs.claims import Claims, End
 from nomarr_systemd.jobs.lost_hosts import LostHosts
-from nomarr_systemd.ledger.health_history import Sample, append
+from nomarr_systemd.ledger.health_history import append
 from nomarr_systemd.ledger.ledger import Ledger
 from nomarr_systemd.store.postgresql.store import PostgresStore
 from nomarr_systemd.store.protocol import Domain

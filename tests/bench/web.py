@@ -19,10 +19,10 @@ from nomarr_systemd.config.values import Config, Pool, StoreSettings, WebSetting
 from nomarr_systemd.core import account as book_keeping
 from nomarr_systemd.core.account import Account
 from nomarr_systemd.core.death import Death
-from nomarr_systemd.core.health import HealthRules
+from nomarr_systemd.core.health import HealthRules, Sample
 from nomarr_systemd.core.policy import Rules
 from nomarr_systemd.host import clock
-from nomarr_systemd.ledger.health_history import Sample, append
+from nomarr_systemd.ledger.health_history import append
 from nomarr_systemd.ledger.health_series import COARSE, FINE, MIDDLE
 from nomarr_systemd.store.protocol import POLICY_LEDGER
 from nomarr_systemd.store.sqlite.store import SqliteStore

@@ -4,28 +4,24 @@ oldest goes first, and it is said how much."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from nomarr_systemd.config.values import StoreSettings
-from nomarr_systemd.ledger.health_history import COLLECTION, Sample, append
-from nomarr_systemd.store.open import open_work_store
-from nomarr_systemd.store.protocol import Store
+from nomarr_systemd.core.health import Sample
+from nomarr_systemd.ledger.health_history import COLLECTION, append
 from nomarr_systemd.store.sqlite.store import SqliteStore
 from nomarr_systemd.supervisor import snapshots
+from nomarr_systemd.supervisor.helper import close_helpers
+from nomarr_systemd.supervisor.loop import Loop
 from nomarr_systemd.supervisor.snapshots import Batch, Snapshots, Waiting
+from nomarr_systemd.supervisor.store_child import serve
+from nomarr_systemd.supervisor.store_process import StoreProcess
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # Python 3.12
 NONE = StoreSettings()
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    ends = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < ends, "it does not happen"
-        time.sleep(0.01)
 
 
 def batch(moment: int, size: int = 1) -> Batch:
@@ -52,7 +48,6 @@ def test_the_oldest_goes_first_and_is_counted() -> None:
     assert len(newest[1]) == 99
     waiting.give_up(newest)
     assert waiting.take_dropped() == 99
-    waiting.close()
     assert waiting.first() is None
 
 
@@ -61,30 +56,28 @@ def test_what_waited_is_written_when_the_store_is_back(
 ) -> None:
     lines: list[tuple[str, dict[str, object]]] = []
     monkeypatch.setattr(snapshots, "log", lambda _, text, **fields: lines.append((text, fields)))
-    tries = 0
-
-    def open_counted(settings: StoreSettings) -> Store:
-        nonlocal tries
-        try:
-            return open_work_store(settings)
-        finally:
-            tries += 1
-
-    monkeypatch.setattr(snapshots, "open_bounded", open_counted)
     store = tmp_path / "store"
     store.write_text("no directory")
     settings = StoreSettings(f"sqlite://{store}")
-    history = Snapshots(str(tmp_path / "public"))
+    loop = Loop()
+    process = StoreProcess(loop, lambda channel: serve(channel, "", str(tmp_path / "public")))
+    history = Snapshots(process)
     history._waiting = Waiting(3)
     now_ms = time.time_ns() // 1_000_000 + 3_600_000  # not yet to be condensed
-    for moment in range(1, 5):
+
+    def offer(moment: int) -> None:
         history.offer(settings, batch(now_ms + moment)[1])
-        wait_for(lambda: tries == moment)  # noqa: B023
-    assert history.is_failing
+        while history.is_busy():
+            loop.turn()
+
+    for moment in range(1, 5):
+        offer(moment)
+        assert history.is_failing
     store.unlink()
-    history.offer(settings, batch(now_ms + 5)[1])
-    wait_for(lambda: not history.is_failing)
-    history.close()
+    offer(5)
+    assert not history.is_failing
+    close_helpers()
+    loop.close()
     (back,) = [fields for text, fields in lines if text == "the history store is back"]
     assert back == {"dropped_samples": 2}
     with closing(SqliteStore(str(store), "work")) as there:

@@ -11,7 +11,6 @@ import select
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -104,12 +103,21 @@ def test_many_pipes_are_read_together_and_few_at_once() -> None:
             assert turns[-1][-1] == number
 
 
-def test_another_thread_can_wake_the_loop() -> None:
+def test_what_has_the_same_interval_shares_a_turn() -> None:
     loop = Loop()
-    thread = threading.Thread(target=lambda: loop.post(loop.stop))
-    thread.start()
-    loop.run()
-    thread.join()
+    called: list[tuple[int, float]] = []
+
+    def again(interval_s: float) -> None:
+        called.append((loop.turns, interval_s))
+        loop.at_next(interval_s, lambda: again(interval_s))
+
+    for interval_s in (0.05, 0.1):
+        again(interval_s)
+    while len(called) < 14:
+        loop.turn()
+    long = [turn for turn, interval_s in called[2:] if interval_s == 0.1]
+    assert set(long) <= {turn for turn, interval_s in called[2:] if interval_s == 0.05}
+    assert len(long) >= 3
     loop.close()
 
 

@@ -27,6 +27,7 @@ from tests.support.capabilities import needs_root
 from tests.support.supervision import Lab, Live, make_lab, status_of
 from tests.support.waiting import PATIENCE_S
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # Python 3.12
 CALM = HealthRules(staleness_interval_s=3600, startup_timeout_s=3600)
 
 

@@ -12,7 +12,8 @@ from click.testing import CliRunner
 
 from nomarr_systemd.cli.main import nomarrctl
 from nomarr_systemd.core.errors import NomarrError
-from nomarr_systemd.ledger.health_history import Sample, append
+from nomarr_systemd.core.health import Sample
+from nomarr_systemd.ledger.health_history import append
 from nomarr_systemd.ledger.incidents import IncidentStore
 from nomarr_systemd.ledger.past_records import find_newest, keep
 from nomarr_systemd.operate import store_copy

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from nomarr_systemd.core.health import Sample
 from nomarr_systemd.ledger import health_series
-from nomarr_systemd.ledger.health_history import COLLECTION, Sample, append
+from nomarr_systemd.ledger.health_history import COLLECTION, append
 from nomarr_systemd.store.protocol import Doc
 from nomarr_systemd.store.sqlite.store import SqliteStore
-from nomarr_systemd.supervisor.store_queries import read_history
+from nomarr_systemd.supervisor.query_thread import read_history
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from queue import SimpleQueue
+from threading import Event
 
 import pytest
 
@@ -22,7 +23,8 @@ from nomarr_systemd.jobs.queue import JOBS
 from nomarr_systemd.jobs.settlement import clear_pool, failure_of, settle
 from nomarr_systemd.jobs.stats import GpuHealth
 from nomarr_systemd.store.protocol import HOSTS, Doc, Store
-from nomarr_systemd.supervisor.job_settler import Renew, _Settling
+from nomarr_systemd.supervisor.job_settler import Sweep
+from nomarr_systemd.supervisor.settle_thread import SettleThread
 from tests.support.places import Place
 from tests.support.postgres import Postgres
 
@@ -184,16 +186,17 @@ def test_a_machine_with_the_name_of_another_settles_no_job_of_it(
     config = Config(
         store=StoreSettings("postgresql://u@localhost/x", host="a"), pools=(Pool("tag"),)
     )
-    settling = _Settling(SimpleQueue(), str(tmp_path), lambda _report: None)
+    settling = SettleThread(SimpleQueue(), str(tmp_path), lambda _report: None, Event())
     settling._store = work
 
-    def look(renewal: Renew | None = Renew({})) -> str:  # noqa: B008
-        settling._renewal, settling._sweep_due = renewal, 0.0
+    def look(*, is_renewed: bool = True) -> str:
+        settling._renewal = {} if is_renewed else None
+        settling._sweep = Sweep({})
         settling._work(config, 1.0)
         return str(job_of(work, "/one")["status"])
 
     first = HostLease("a", "host-a", "boot-a")
-    assert look(None) == "running"  # nothing is known yet
+    assert look(is_renewed=False) == "running"  # nothing is known yet
     assert look() == "running"
     first.renew(work, LEASE_S, {})
     assert look() == "running"
@@ -214,8 +217,8 @@ def test_a_host_looks_for_jobs_without_a_claim_of_pools_that_the_first_does_not_
         work.delete(CLAIMS, claim["_key"])
     pools = (Pool("mix"), Pool("tag"))
     config = Config(store=StoreSettings("postgresql://u@localhost/x", host="b"), pools=pools)
-    settling = _Settling(SimpleQueue(), str(tmp_path), lambda _report: None)
-    settling._store = work
+    settling = SettleThread(SimpleQueue(), str(tmp_path), lambda _report: None, Event())
+    settling._store, settling._sweep = work, Sweep({})
     settling._work(config, 1.0)
     assert [claim["pool"] for claim in work.find(CLAIMS)] == ["mix"]
 

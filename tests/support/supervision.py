@@ -8,6 +8,7 @@ import array
 import contextlib
 import json
 import os
+import select
 import shutil
 import signal
 import socket
@@ -179,6 +180,7 @@ class Lab:
         self.child: subprocess.Popen[bytes] | None = None
         self.environment: dict[str, str] = {}
         self._open: list[Live | Writer] = []
+        self._left: list[int] = []
         self._invocations = 0
         self.log = open(f"{self.root}/log", "ab", buffering=0)  # noqa: SIM115
 
@@ -235,9 +237,21 @@ class Lab:
         assert self.child
         return self.child.pid
 
+    def helpers(self) -> list[int]:
+        """The pids of the supervisor's helpers; none if it has ended."""
+        with (
+            contextlib.suppress(FileNotFoundError, ProcessLookupError),
+            open(f"/proc/{self.pid}/task/{self.pid}/children", encoding="ascii") as file,
+        ):
+            return [int(pid) for pid in file.read().split()]
+        return []
+
     def kill(self, number: int = signal.SIGKILL) -> int:
         """Send a signal and wait for the end; the exit status."""
         assert self.child
+        for pid in self.helpers():
+            with contextlib.suppress(ProcessLookupError):
+                self._left.append(os.pidfd_open(pid))
         self.child.send_signal(number)
         status = self.child.wait(PATIENCE_S)
         self.child = None
@@ -312,8 +326,10 @@ class Lab:
         for each in self._open:
             each.close()
         if self.child:
-            self.child.kill()
-            self.child.wait()
+            self.kill()
+        for pidfd in self._left:  # they have no supervisor, and end; until then they may write
+            select.select([pidfd], [], [], PATIENCE_S)
+            os.close(pidfd)
         self.manager.close()
         self.log.close()
         shutil.rmtree(self.root)
