@@ -182,7 +182,8 @@ class JobSettler:
         self._arm_sweep()
 
     def _arm_sweep(self) -> None:
-        """Set the time of the next look at claims: sooner if one may be of a run that has ended."""
+        """Set the time of the next look at claims: sooner if one may be of a run that has ended,
+        later if a helper has to be started for it."""
         if self._sweep_timer is not None:
             self._sweep_timer.cancel()
         if self._config is None:
@@ -190,6 +191,8 @@ class JobSettler:
         interval_s = get_sweep_s(self._config)
         if self._has_ended or self._sweep.vanished:
             interval_s /= 2
+        elif not self._process.is_kept:
+            interval_s *= 2
         self._sweep_timer = self._loop.at_next(interval_s, self._begin_sweep)
 
     def _take_settled(

@@ -1,6 +1,6 @@
 """The topics of queues and jobs on the live socket (docs/contract.md). Workers' frames show that
 something changed; the store is then read (queue_reader.py), soon after a frame if there is a
-subscriber, and every 30 s in any case.
+subscriber, and every minute in any case.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from nomarr_systemd.supervisor.loop import Loop, Timer
 from nomarr_systemd.supervisor.workers import Worker, Workers
 
 SOON_S: Final = 0.5  # between two reads while there is a subscriber
-SLOW_S: Final = 30.0
+SLOW_S: Final = 60.0
 _MAX_NAMES: Final = 500
 _COUNTED: Final = ("pending", "running", "completed", "errors", "quarantined")
 

@@ -1,8 +1,9 @@
 """History of workers' health, as the loop sees it: which samples are not written yet. The store's
 helper writes them (history_thread.py).
 
-While the store is slow or away, a bounded number of samples waits: the oldest are dropped first,
-and counted.
+Every second batch is written with the one before it: a supervisor that is killed loses one. While
+the store is slow or away, a bounded number of samples waits: the oldest are dropped first, and
+counted.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from nomarr_systemd.supervisor.store_process import StoreProcess, Taker, split
 from nomarr_systemd.supervisor.workers import Worker
 
 _MAX_WAITING: Final = 20_000  # samples; each has a frame of up to 4 kB
+_TOGETHER: Final = 2  # batches that a helper is started for
 
 Batch = tuple[StoreSettings, Sequence[Sample]]
 
@@ -65,6 +67,10 @@ class Waiting:
         self._samples += len(batch[1])
         while self._samples > self._most and len(self._batches) > 1:
             self._dropped += self._remove()
+
+    def __len__(self) -> int:
+        """The number of batches."""
+        return len(self._batches)
 
     def first(self) -> Batch | None:
         """The oldest batch, which stays."""
@@ -114,6 +120,11 @@ class Snapshots:
     def offer(self, settings: StoreSettings, samples: Sequence[Sample]) -> None:
         """Queue a batch to be written. All that wait are tried again."""
         self._waiting.put((settings, samples))
+        if self._process.is_up or len(self._waiting) >= _TOGETHER:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what waits."""
         if not self._is_busy:
             self._write_next()
 

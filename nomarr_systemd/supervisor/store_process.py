@@ -74,6 +74,11 @@ class StoreProcess:
         elif self._retry is None:
             self._start()
 
+    @property
+    def is_up(self) -> bool:
+        """True if there is a helper."""
+        return self._helper is not None
+
     def linger(self) -> None:
         """Keep the helper that is there, or is started next, for LINGER_S."""
         self._linger_until = self._loop.now + LINGER_S

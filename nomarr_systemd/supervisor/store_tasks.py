@@ -30,7 +30,7 @@ _OFTEN_S: Final = 10.0  # what is needed more often stays
 
 
 class StoreTasks:
-    """``begin``, then ``configure`` with each new configuration."""
+    """``begin``, ``configure`` with each new configuration, and ``close``."""
 
     def __init__(
         self,
@@ -74,6 +74,10 @@ class StoreTasks:
             self._renew_lease()  # first: with it the settler looks at this host's claims at once
         self._settler.configure(config)
         self.queue_topics.configure(config)
+
+    def close(self) -> None:
+        """Have written what is known; the helper is closed after this."""
+        self._snapshots.flush()
 
     # Jobs
 

@@ -148,6 +148,7 @@ class Supervisor:
     def close(self) -> None:
         """Close everything but the pipes; they and the run state stay for the next supervisor.
         Claims show it which jobs are not settled."""
+        self.store_tasks.close()
         close_helpers()
         self._units.close()
         self._run_state.close()

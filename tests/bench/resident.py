@@ -28,7 +28,7 @@ from tests.support.lab import Lab
 
 FEW, MANY, MOST = 10, 200, 2000
 FRAME_S = 2.5
-WATCH_S = 12 * FRAME_S  # once and twice what the supervisor does from time to time
+WATCH_S = 24 * FRAME_S  # once what the supervisor does from time to time
 BATCH = 20  # frames that fit into a pipe beside others
 WORKER = """\
 #!/bin/sh
@@ -113,7 +113,7 @@ def fill(directory: str, count: int) -> None:
 
 
 def wait_for_history(state: str) -> None:
-    """Until it was written once, after half a minute."""
+    """Until it was written once, after a minute."""
     path = f"{state}/work/work.db"
     while not os.path.exists(path):
         time.sleep(0.1)

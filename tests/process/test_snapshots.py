@@ -70,7 +70,9 @@ def test_what_waited_is_written_when_the_store_is_back(
         while history.is_busy():
             loop.turn()
 
-    for moment in range(1, 5):
+    offer(1)
+    assert not process.is_up  # it waits for another
+    for moment in range(2, 5):
         offer(moment)
         assert history.is_failing
     store.unlink()
@@ -82,6 +84,19 @@ def test_what_waited_is_written_when_the_store_is_back(
     assert back == {"dropped_samples": 2}
     with closing(SqliteStore(str(store), "work")) as there:
         assert [doc["wall_ms"] - now_ms for doc in there.find(COLLECTION)] == [3, 4, 5]
+
+
+def test_what_waits_is_written_at_the_end(tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    loop = Loop()
+    history = Snapshots(StoreProcess(loop, lambda channel: serve(channel, "", "")))
+    history.offer(StoreSettings(f"sqlite://{tmp_path}"), batch(7)[1])
+    assert not history.is_busy()
+    history.flush()
+    close_helpers()
+    loop.close()
+    with closing(SqliteStore(str(tmp_path), "work")) as store:
+        assert [doc["wall_ms"] for doc in store.find(COLLECTION)] == [7]
 
 
 def test_a_sample_that_is_written_again_is_the_same_document(tmp_path: Path) -> None:
