@@ -22,6 +22,7 @@ from nomarr_systemd.supervisor.store_process import StoreProcess
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # Python 3.12
 NONE = StoreSettings()
+NOT_YET_MS = time.time_ns() // 1_000_000 + 3_600_000  # to be condensed
 
 
 def batch(moment: int, size: int = 1) -> Batch:
@@ -63,10 +64,9 @@ def test_what_waited_is_written_when_the_store_is_back(
     process = StoreProcess(loop, lambda channel: serve(channel, "", str(tmp_path / "public")))
     history = Snapshots(process)
     history._waiting = Waiting(3)
-    now_ms = time.time_ns() // 1_000_000 + 3_600_000  # not yet to be condensed
 
     def offer(moment: int) -> None:
-        history.offer(settings, batch(now_ms + moment)[1])
+        history.offer(settings, batch(NOT_YET_MS + moment)[1])
         while history.is_busy():
             loop.turn()
 
@@ -83,20 +83,20 @@ def test_what_waited_is_written_when_the_store_is_back(
     (back,) = [fields for text, fields in lines if text == "the history store is back"]
     assert back == {"dropped_samples": 2}
     with closing(SqliteStore(str(store), "work")) as there:
-        assert [doc["wall_ms"] - now_ms for doc in there.find(COLLECTION)] == [3, 4, 5]
+        assert [doc["wall_ms"] - NOT_YET_MS for doc in there.find(COLLECTION)] == [3, 4, 5]
 
 
 def test_what_waits_is_written_at_the_end(tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
     loop = Loop()
     history = Snapshots(StoreProcess(loop, lambda channel: serve(channel, "", "")))
-    history.offer(StoreSettings(f"sqlite://{tmp_path}"), batch(7)[1])
+    history.offer(StoreSettings(f"sqlite://{tmp_path}"), batch(NOT_YET_MS)[1])
     assert not history.is_busy()
     history.flush()
     close_helpers()
     loop.close()
     with closing(SqliteStore(str(tmp_path), "work")) as store:
-        assert [doc["wall_ms"] for doc in store.find(COLLECTION)] == [7]
+        assert [doc["wall_ms"] for doc in store.find(COLLECTION)] == [NOT_YET_MS]
 
 
 def test_a_sample_that_is_written_again_is_the_same_document(tmp_path: Path) -> None:
