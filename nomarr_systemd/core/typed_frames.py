@@ -1,13 +1,12 @@
 """The decoder of frames with msgspec, which checks names and types while it parses.
 
-What it does not take, core/frames judges with the standard library: lines that are dropped or come
-together, fields of a worker's own, null, nested metrics. So both take the same lines, and drop the
-same for the same reason; tests compare them.
+What it does not take, core/frames judges with the standard library: lines that are dropped, fields
+of a worker's own, null, nested metrics. So both take the same lines, and drop the same for the same
+reason; tests compare them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final, Literal
 
 import msgspec
@@ -42,16 +41,13 @@ class TypedDecoder(Decoder):
 
     __slots__ = ()
 
-    def feed(self, chunk: bytes) -> Sequence[Frame]:
-        """The frames that are complete now; mostly that is one, and the chunk its line."""
-        line, newline, more = chunk.partition(b"\n")
+    def _parse(self, line: bytes) -> Frame | None:
         noise, _, text = line.partition(PREFIX)
         try:
             frame = _decode(text)
         except (msgspec.DecodeError, ValueError, RecursionError):
-            return super().feed(chunk)
-        is_line = newline and not (more or noise or self._rest) and len(line) < MAX_FRAME
-        if not is_line or frame.component_id != self._component_id:
-            return super().feed(chunk)
+            return super()._parse(line)
+        if noise or frame.component_id != self._component_id or len(line) >= MAX_FRAME:
+            return super()._parse(line)
         frame.line = line
-        return (frame,)
+        return frame

@@ -89,8 +89,9 @@ class JobSettler:
 
     def expect(self) -> None:
         """Prepare for the end of a run, which was seen: its jobs are to be settled soon."""
-        self._has_ended = True
-        self._arm_sweep()
+        if not self._has_ended:  # thousands may end at once
+            self._has_ended = True
+            self._arm_sweep()
         self._process.warm()
 
     def settle(self, end: RunEnd) -> None:

@@ -12,7 +12,7 @@ import contextlib
 import os
 import select
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -154,11 +154,12 @@ class Supervisor:
         self._run_state.close()
 
     def _add_all(
-        self, components: Iterable[Component], stored: Mapping[str, list[int]]
+        self, components: Collection[Component], stored: Mapping[str, list[int]]
     ) -> list[Worker]:
         known = set(self._run_state.component_ids())
         unknown = [each for each in components if each.component_id not in known]
-        failed = (unknown and ask_child(partial(_find_failed, self.public, unknown))) or ()
+        found = ask_child(partial(_find_failed, self.public, unknown)) if unknown else None
+        failed = set(found or ())
         return [
             self._add(each, stored.get(each.instance, []), has_failed=each.instance in failed)
             for each in components

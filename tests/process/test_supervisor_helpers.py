@@ -92,6 +92,14 @@ def take_job(lab: Lab, store: SqliteStore) -> str:
     return invocation
 
 
+def end_a_run(lab: Lab) -> int:
+    """A run begins and ends; return the pid of the store's helper that is started for it."""
+    lab.begin_run("tag-0")
+    lab.subscribe().until(lambda event: bool(event["worker"]["invocation"]))
+    lab.end_run("tag-0")
+    return find_store_helper(lab)
+
+
 def report(lab: Lab, invocation: str) -> dict[str, Any]:
     """A death, as the controller reports it."""
     told = {"component": "worker:tag:0", "invocation": invocation, "cause": "killed"}
@@ -149,10 +157,7 @@ def test_a_helper_that_hangs_delays_nothing(lab: Lab) -> None:
 def test_a_helper_holds_nothing_of_the_supervisor(lab: Lab) -> None:
     lab.configure(tag=3, health=CALM)
     lab.start()
-    lab.begin_run("tag-0")
-    lab.subscribe().until(lambda event: bool(event["worker"]["invocation"]))
-    lab.end_run("tag-0")
-    helper = find_store_helper(lab)
+    helper = end_a_run(lab)
 
     def list_files(pid: int) -> set[str]:
         found = set()
@@ -189,10 +194,7 @@ def test_at_rest_there_is_one_process_with_one_thread_and_no_sqlite(lab: Lab) ->
 def test_a_helper_ends_with_its_supervisor(lab: Lab) -> None:
     lab.configure(tag=1, health=CALM)
     lab.start()
-    lab.begin_run("tag-0")
-    lab.subscribe().until(lambda event: bool(event["worker"]["invocation"]))
-    lab.end_run("tag-0")
-    pidfd = os.pidfd_open(find_store_helper(lab))
+    pidfd = os.pidfd_open(end_a_run(lab))
     lab.kill()
     wait_for_end(pidfd)
 
