@@ -54,6 +54,7 @@ class Killer:
         self._lists = [f"{place}/manager/{below}/cgroup.procs" for place in lab.cgroups]
         self.kills = 0
         self.aimed = 0  # so many more are killed as they hand over what they read first
+        self.aimed_at = -1  # the connection that the last of those served
 
     def kill(self) -> None:
         for path in self._lists:
@@ -69,8 +70,9 @@ class Killer:
 
     def see(self, connection: int, piece: int) -> None:
         if self.aimed and piece == 1 + connection % 20:
-            self.aimed -= 1
             self.kill()
+            self.aimed_at = connection
+            self.aimed -= 1
 
 
 @pytest.fixture
@@ -106,7 +108,8 @@ def test_every_frame_is_accounted_for(lab: Lab, killer: Killer) -> None:
 
     # Most of those were killed as they started. These are as they read what had gathered.
     killer.aimed = AIMED
-    subscriber.wait_for_data(subscriber.connection + AIMED)
+    lab.wait_for(lambda: not killer.aimed, what="all of those are killed")
+    subscriber.wait_for_data(killer.aimed_at + 1)
     killed = set(range(subscriber.connection))
 
     for _ in range(RESTARTS):
