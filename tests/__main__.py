@@ -105,10 +105,10 @@ def choose_all() -> list[str]:
         + (_FIRST if IS_ROOT else _PLAIN),
         flush=True,
     )
-    # A module's tests share a machine or a server, so they stay together, in this order. Files, not
-    # directories: pytest would leave out a file whose directory is named, too, and lose the order.
-    share = [f"--numprocesses={processes}", "--dist=loadfile", "--no-loadscope-reorder"]
+    share = ["-p", "tests.support.side_by_side", f"--processes={processes}"]
     most = ["--cache-clear", f"--maxfail={MOST_FAILURES}", "-o", "tmp_path_retention_policy=failed"]
+    # Files, not directories: pytest would leave out a file whose directory is named, too, and lose
+    # the order.
     first = [f"tests/{name}.py" for name in LONGEST]
     rest = [path for found in modules.values() for path in found if path not in first]
     return [*share, *most, f"--timeout={HANG_S}", *first, *rest]

@@ -46,8 +46,8 @@ def pytest_configure() -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Give schemathesis's items ids of their own: all have the same with pytest 9.2, and of one id
-    xdist runs one."""
+    """Give schemathesis's items ids of their own: all have the same with pytest 9.2, and one that
+    fails could not be named."""
     if not item.nodeid.endswith(f"::{item.name}"):
         above, _, _ = item.nodeid.rpartition("::")
         item._id = type(item.id).parse(f"{above}::{item.name}")

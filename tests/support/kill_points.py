@@ -47,7 +47,7 @@ def _fork(act: Act) -> tuple[int, int]:
     """The child's pid, and what it waits for: that this is closed."""
     closed, go = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of threads: xdist has one that waits
+        warnings.simplefilter("ignore", DeprecationWarning)  # of threads, if a test left one
         pid = os.fork()
     if not pid:
         _do(act, closed, go)

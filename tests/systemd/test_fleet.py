@@ -140,6 +140,10 @@ def test_the_primary_is_killed_in_the_middle_of_everything(
     longs = [str(tmp_path / f"wait-{number}") for number in range(3)]
     alpha.good("jobs", "add", "--pool", "long", *longs)
     names = [f"job-{number:04d}" for number in range(JOBS)]
+    held = [
+        f"wait-job-{number}" for number in range(6)
+    ]  # for each worker, so that not all are done
+    names[-JOBS // 4 : -JOBS // 4 + len(held)] = held
     listed = tmp_path / "jobs"
     listed.write_text("".join(f"{tmp_path}/{name}\n" for name in names))
     (tmp_path / "broken").touch()
@@ -167,6 +171,8 @@ def test_the_primary_is_killed_in_the_middle_of_everything(
     at_failover = {host.lab.name: len(runs_of(host)) for host in hosts}
     assert count_done() < JOBS
     servers.kill_primary()
+    for name in held:
+        (tmp_path / f"{name}.go").touch()
     # For so long that no host could have renewed its lease.
     alpha.lab.wait_for(servers.are_leases_over, what="all leases are over")
     servers.promote()
