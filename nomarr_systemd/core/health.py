@@ -119,11 +119,10 @@ def step(
     state: State, event: Event, now: float, rules: HealthRules
 ) -> tuple[State, tuple[Transition, ...]]:
     """The next state after an event, and the transition to it, if the status has changed."""
-    status = state.status
-    after = TABLE[status][event.kind](state, event, now, rules)
-    if after.status == status:
+    after = TABLE[state.status][event.kind](state, event, now, rules)
+    if after is state or after.status == state.status:
         return after, ()
-    return after, (Transition(status, after.status, after.cause),)
+    return after, (Transition(state.status, after.status, after.cause),)
 
 
 def tick(

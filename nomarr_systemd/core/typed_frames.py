@@ -7,6 +7,7 @@ reason; tests compare them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, Literal
 
 import msgspec
@@ -41,13 +42,16 @@ class TypedDecoder(Decoder):
 
     __slots__ = ()
 
-    def _parse(self, line: bytes) -> Frame | None:
+    def feed(self, chunk: bytes) -> Sequence[Frame]:
+        line, newline, more = chunk.partition(b"\n")
+        if more or self._rest or not newline:
+            return Decoder.feed(self, chunk)
         noise, _, text = line.partition(PREFIX)
         try:
             frame = _decode(text)
         except (msgspec.DecodeError, ValueError, RecursionError):
-            return super()._parse(line)
+            return Decoder.feed(self, chunk)
         if noise or frame.component_id != self._component_id or len(line) >= MAX_FRAME:
-            return super()._parse(line)
+            return Decoder.feed(self, chunk)
         frame.line = line
-        return frame
+        return (frame,)
