@@ -5,9 +5,7 @@ handled, so that unread input is never taken for silence.
 
 Pipes are watched by ``watch_gently``: one that becomes readable is read at once, but if there are
 more than FEW, they are read together, READ_S apart. Two hundred workers then cost a few wakeups a
-second and not eighty. Of PORTION pipes all are read before the first of them is handled: the kernel
-and Python then displace each other less often from the processor's caches, which is worth 7 % of a
-frame's time.
+second and not eighty.
 """
 
 from __future__ import annotations
@@ -21,17 +19,14 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from itertools import count
-from typing import Any, Final
+from typing import Final
 
 READ_S: Final = 0.5  # between two reads of pipes, while there is something to read each time
 GENTLE_S: Final = 0.25  # READ_S is a multiple of it: deadlines share wakeups with reads
 FEW: Final = 24  # pipes that are read at once: with default frames they cost no more wakeups
-PORTION: Final = 32  # more would be no faster, and take more memory when all pipes are full
 
 Handler = Callable[[int], None]
 Callback = Callable[[], None]
-Read = Callable[[int], Any]
-Take = Callable[[Any], None]
 
 
 class Timer:
@@ -70,10 +65,9 @@ class Loop:
         if first:
             self._first.add(fd)
 
-    def watch_gently(self, fd: int, mask: int, read: Read, take: Take) -> None:
-        """Call ``read(events)`` when ``fd`` is ready, or up to READ_S later, and then ``take`` with
-        what it returned."""
-        self._gentle.add(fd, mask, read, take)
+    def watch_gently(self, fd: int, mask: int, handler: Handler) -> None:
+        """Call ``handler(events)`` when ``fd`` is ready, or up to READ_S later."""
+        self._gentle.add(fd, mask, handler)
 
     def hurry(self) -> None:
         """Do not wait for READ_S before the next read: a pipe is filling up."""
@@ -183,14 +177,14 @@ class _Gentle:
         self._loop = loop
         self._outer = outer
         self._inner = select.epoll()
-        self._handlers: dict[int, tuple[Read, Take]] = {}
+        self._handlers: dict[int, Handler] = {}
         self._is_hurried = False
         self._next = 0.0  # not before this time, unless hurried
         loop.watch(self._inner.fileno(), select.EPOLLIN, self._be_ready)
 
-    def add(self, fd: int, mask: int, read: Read, take: Take) -> None:
+    def add(self, fd: int, mask: int, handler: Handler) -> None:
         self._inner.register(fd, mask)
-        self._handlers[fd] = read, take
+        self._handlers[fd] = handler
 
     def forget(self, fd: int) -> None:
         if self._handlers.pop(fd, None):
@@ -223,16 +217,12 @@ class _Gentle:
     def _read(self) -> bool:
         """Handle what is ready; False if nothing is."""
         self._is_hurried = False
-        number = 0
-        while ready := self._inner.poll(0, PORTION):
-            watched = [(*self._handlers[fd], events) for fd, events in ready]
-            for take, found in [(take, read(events)) for read, take, events in watched]:
-                take(found)
-            number += len(ready)
-            if len(ready) < PORTION or number > len(self._handlers):
-                break
+        ready = self._inner.poll(0, 1024)
+        for fd, events in ready:
+            if fd in self._handlers:
+                self._handlers[fd](events)
         self._next = 0.0 if self._is_hurried else self._loop.now + READ_S
-        return number > 0
+        return bool(ready)
 
 
 def _ignore_here(_number: int, _frame: object) -> None:

@@ -213,23 +213,20 @@ class Supervisor:
     def _watch(self, worker: Worker) -> None:
         # Level-triggered epoll would spin on a pipe without a writer.
         mask = select.EPOLLIN | select.EPOLLET
-        read, take = partial(self._be_readable, worker), partial(self._take_read, worker)
-        self._loop.watch_gently(worker.fd, mask, read, take)
+        self._loop.watch_gently(worker.fd, mask, partial(self._be_readable, worker))
 
-    def _be_readable(self, worker: Worker, events: int) -> bytes | None:
+    def _be_readable(self, worker: Worker, events: int) -> None:
         if events & select.EPOLLHUP:
             worker.is_hung_up = True
-        return None if worker.is_queued else pipes.read(worker.fd)
+        if not worker.is_queued:
+            self._read(worker)
 
     def _read(self, worker: Worker) -> None:
+        """Read once; if there may be more, read again after the other workers were read."""
         worker.is_queued = False
-        if worker.fd >= 0:
-            self._take_read(worker, pipes.read(worker.fd))
-
-    def _take_read(self, worker: Worker, chunk: bytes | None) -> None:
-        """Take what was read; if there may be more, read again after the other workers were."""
-        if worker.is_queued:
+        if worker.fd < 0:
             return
+        chunk = pipes.read(worker.fd)
         if not chunk:
             worker.is_hung_up = False
             if chunk is not None:  # no writer is left: systemd's link shows if the run ended

@@ -17,7 +17,6 @@ from typing import NamedTuple
 from nomarr_systemd.core.frames import Decoder, encode
 from nomarr_systemd.core.health import REGISTERED, HealthRules, State, step
 from nomarr_systemd.core.typed_frames import TypedDecoder
-from nomarr_systemd.supervisor.loop import PORTION
 from tests.bench.timing import report
 
 WORKERS = 1000
@@ -105,9 +104,9 @@ def _supervise(bench: Bench, workers: Mapping[int, Worker]) -> None:
     now = time.monotonic()
     left = WORKERS
     while left:
-        ready = bench.poll.poll(maxevents=PORTION)
-        for worker, chunk in [(workers[fd], os.read(fd, 65536)) for fd, _ in ready]:
-            for frame in worker.decoder.feed(chunk):
+        for fd, _ in bench.poll.poll():
+            worker = workers[fd]
+            for frame in worker.decoder.feed(os.read(fd, 65536)):
                 worker.state, _ = step(worker.state, frame, now, RULES)
                 worker.heard_at = now
             left -= 1
