@@ -30,7 +30,7 @@ LONGEST: Final = (
     *("store/test_races", "systemd/test_turns"),
 )
 TIERS: Final = ("booted", "systemd", "store", "process", "unit")
-CPU_MINUTES: Final = 17  # of a whole run, nearly
+CPU_MINUTES: Final = 14  # of a whole run, nearly
 MOST_FAILURES: Final = 40  # more have one cause
 _FIRST: Final = (
     "The first run makes clean Debian systems in /var/tmp/nomarr-trees, which takes minutes more."
