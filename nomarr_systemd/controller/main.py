@@ -202,8 +202,11 @@ def _waits(world: World) -> bool:
     return is_open or is_starting or world.ledger != "sound" or bool(world.spooled)
 
 
-def serve(site: Site, fifo: int, applied: Stamp, *, idle_s: float = IDLE_S) -> bool:
+def serve(
+    site: Site, fifo: int, applied: Stamp, *, has_rested: bool = False, idle_s: float = IDLE_S
+) -> bool:
     """Handle pending reports, and new ones when the FIFO is written, until none comes for a while.
+    One that has rested has looked before at all that others may have left undone.
 
     False if another configuration has been applied since ``applied``.
     """
@@ -229,7 +232,8 @@ def serve(site: Site, fifo: int, applied: Stamp, *, idle_s: float = IDLE_S) -> b
             again = _find_failed_again(site)
             if rang or everybody or is_old or canaries != seen or again or site.hook_runs:
                 # A controller that was killed may have left a pool that failed half stopped.
-                owes = run(site, everybody=everybody, with_untold=not looked_ms, also=again)
+                is_first = not looked_ms and not has_rested
+                owes = run(site, everybody=everybody, with_untold=is_first, also=again)
                 looked_ms, seen = monotonic_ms(), canaries  # as they were before the run
             is_busy = is_watching(site) or bool(site.started)
         if everybody and not is_busy and not site.hook_runs:
@@ -248,6 +252,7 @@ def rest(fifo: int) -> None:
     """Wait until the FIFO is written. systemd's watchdog, which is meant for work, is set so that
     this process wakes up once in REST_S only."""
     gc.collect()
+    gc.freeze()  # what is left is modules: a collection while a worker waits need not look at them
     poll = select.poll()
     poll.register(fifo, select.POLLIN)
     work_us = round(watchdog_s() * 1e6)
@@ -400,14 +405,18 @@ def _stay(paths: Paths) -> None:
             "systemd passed no FIFO", hint="nomarr-controller.socket starts this program"
         )
 
+    has_rested = False
+
     def work(site: Site, applied: Stamp) -> bool:
-        notify("READY=1")
+        if not has_rested:
+            notify("READY=1")
         # After an error systemd starts the service again; files and FIFO are as they were.
-        return serve(site, fds[0], applied)
+        return serve(site, fds[0], applied, has_rested=has_rested)
 
     version = find_stamp(__file__)
     while True:
-        if _with_site(paths, work):
+        has_rested = _with_site(paths, work)
+        if has_rested:
             rest(fds[0])
             if find_stamp(__file__) != version:
                 return
