@@ -19,15 +19,19 @@ backoff_base_s = 0.2
 """ + "".join(
     f'\n[pool.{pool}]\nworkers = 2\ncommand = ["{WORKERS}/steady", "0"]\n' for pool in POOLS
 )
-# As long as its queue has room, journald's socket takes entries of a journald that hangs.
+# As long as its queue has room, journald's socket takes entries of a journald that hangs. One
+# sender may not have so many under way.
 FILL = """
 import socket
-link = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-try:
-    while True:
-        link.sendto(b"MESSAGE=filler\\n", "/run/systemd/journal/socket")
-except BlockingIOError:
-    pass
+links, sent = [], 1
+while sent:
+    links.append(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK))
+    sent = 0
+    try:
+        while True:
+            sent += links[-1].sendto(b"MESSAGE=filler\\n", "/run/systemd/journal/socket")
+    except BlockingIOError:
+        pass
 """
 JOURNALD = "systemd-journald.service"
 PATIENT = "/run/systemd/system/systemd-journald.service.d/patient.conf"

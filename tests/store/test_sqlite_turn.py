@@ -273,4 +273,6 @@ def test_the_log_stays_short_though_many_write(store: SqliteStore, tmp_path: Pat
     assert [each.wait() for each in writers] == [0] * 6
     assert store.count("stats", {"what": "a"}) == 6 * 150
     frames = os.path.getsize(f"{store.path}-wal") // 4120
-    assert frames < 1500, frames  # SQLite's thousand, and what one transaction adds
+    # SQLite's thousand, and what is added while a process that reads has no processor. Without
+    # turns it is 16,000: all that was written.
+    assert frames < 4000, frames
