@@ -46,7 +46,7 @@ from nomarr_systemd.core.ids import MAX_INDEX, Component, check_pool, parse_comp
 from nomarr_systemd.core.policy import Rules
 from nomarr_systemd.core.text import ask_for, quote, show, spell
 
-MAX_WORKERS = MAX_INDEX + 1  # of all pools: systemd stores a file descriptor for each
+MAX_WORKERS = MAX_INDEX + 1  # of all pools
 SECTIONS = ("store", "fleet", "policy", "health", "web", "pool", "worker")
 
 Path = tuple[str | int, ...]

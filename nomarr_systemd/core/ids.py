@@ -13,7 +13,7 @@ from nomarr_systemd.core.errors import BadName
 from nomarr_systemd.core.named_tuple import NamedTuple
 from nomarr_systemd.core.text import quote
 
-MAX_INDEX = 4095  # one stored file descriptor per worker: FileDescriptorStoreMax=4096
+MAX_INDEX = 4095  # as many are tried
 UNIT_PREFIX = "nomarr-worker@"
 UNIT_SUFFIX = ".service"
 TARGET = "nomarr-workers.target"  # of all workers

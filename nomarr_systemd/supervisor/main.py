@@ -21,9 +21,9 @@ from nomarr_systemd.host.program_options import PLACES, parse_options
 from nomarr_systemd.supervisor import live_server
 from nomarr_systemd.supervisor.live_server import LiveServer
 from nomarr_systemd.supervisor.loop import Loop
-from nomarr_systemd.supervisor.pipes import take_stored, tell, unstore
+from nomarr_systemd.supervisor.pipe_store import PipeStore, tell, unstore
 from nomarr_systemd.supervisor.supervisor import Supervisor
-from nomarr_systemd.systemd.notify import watchdog_s
+from nomarr_systemd.systemd.notify import listen_fds_by_name, watchdog_s
 
 USAGE: Final = f"usage: nomarr-supervisor {PLACES}"
 
@@ -34,9 +34,10 @@ class Program:
     def __init__(self, paths: Paths) -> None:
         self._paths = paths
         self._loop = Loop()
-        stored = take_stored()
-        sockets = stored.pop(live_server.NAME, [])
-        self._supervisor = Supervisor(paths, self._read_config(), self._loop, stored)
+        given = listen_fds_by_name()
+        sockets = given.pop(live_server.NAME, [])
+        pipe_store = PipeStore(given)
+        self._supervisor = Supervisor(paths, self._read_config(), self._loop, pipe_store)
         self._server = self._make_server(sockets)
         self._watchdog_s = watchdog_s()
         self._status = ""

@@ -1,7 +1,5 @@
-"""The workers' pipes: made, opened, read, kept in systemd's store of file descriptors.
-
-A stored pipe outlives the supervisor: what workers write meanwhile stays in it, and they notice
-nothing. Decoding is in core/frames.
+"""The workers' pipes: made, opened, read. That systemd keeps them is in pipe_store.py, decoding in
+core/frames.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ from typing import Final
 
 from nomarr_systemd.core.errors import NomarrError
 from nomarr_systemd.host.log import WARNING, log
-from nomarr_systemd.systemd.notify import listen_fds_by_name, notify
+from nomarr_systemd.supervisor.pipe_store import PipeStore
 
 _MODE: Final = 0o600
 _ACL: Final = "system.posix_acl_access"
@@ -23,7 +21,6 @@ _ACL_VERSION, _ANY_ID = 2, 0xFFFF_FFFF
 _OWNER, _USER, _GROUP, _MASK, _OTHERS = 0x01, 0x02, 0x04, 0x10, 0x20  # kinds of its entries
 _READ, _WRITE = 4, 2
 PIPE_BYTES: Final = 65_536  # a pipe's size: a read of all of it ends at the end of a line
-notify_failures = 0  # of this process
 
 
 def read(fd: int) -> bytes | None:
@@ -32,33 +29,6 @@ def read(fd: int) -> bytes | None:
         return os.read(fd, PIPE_BYTES)
     except BlockingIOError:
         return None
-
-
-def take_stored() -> dict[str, list[int]]:
-    """The file descriptors that systemd kept, by name."""
-    stored = listen_fds_by_name()
-    for fd in (fd for fds in stored.values() for fd in fds):
-        os.set_blocking(fd, False)
-    return stored
-
-
-def tell(message: str, *fds: int) -> None:
-    """Send a notification to systemd. If that fails, it is counted and the program goes on."""
-    global notify_failures
-    try:
-        notify(message, fds=fds)
-    except OSError as error:
-        notify_failures += 1
-        log(WARNING, "a notification to systemd failed", message=message, error=error)
-
-
-def store(name: str, fd: int) -> None:
-    """Have systemd keep ``fd``. Without FDPOLL=0 it would drop a pipe without a writer."""
-    tell(f"FDSTORE=1\nFDNAME={name}\nFDPOLL=0", fd)
-
-
-def unstore(name: str) -> None:
-    tell(f"FDSTOREREMOVE=1\nFDNAME={name}")
 
 
 def grant(fd: int, user: str) -> None:
@@ -80,10 +50,11 @@ def grant(fd: int, user: str) -> None:
 
 
 class Pipes:
-    """The directory of FIFOs, one per instance."""
+    """The directory of FIFOs, one per instance. ``store`` is told of changes, and filled later."""
 
-    def __init__(self, directory: str) -> None:
+    def __init__(self, directory: str, store: PipeStore) -> None:
         self.directory = directory
+        self._store = store
         try:
             os.makedirs(directory, exist_ok=True)
             os.chmod(directory, 0o711)  # noqa: S103 (a worker finds its own by name)
@@ -92,29 +63,31 @@ class Pipes:
                 f"cannot make {directory}: {error.strerror}", hint="check the owner of its parent"
             ) from error
 
-    def open(self, instance: str, stored: list[int]) -> int:
+    def open(self, instance: str) -> int:
         """The reading end of an instance's FIFO: the stored one if it is still in its place, else
-        a new one, which is stored before it is used."""
+        a new one."""
         path = os.path.join(self.directory, instance)
-        good = [fd for fd in stored if _is_at(fd, path)]
+        stored = self._store.taken.pop(instance, [])
+        good = next((fd for fd in stored if _is_at(fd, path)), -1)
         for fd in stored:
-            if fd not in good[:1]:
+            if fd != good:
                 os.close(fd)
-        if len(stored) > 1 or (stored and not good):
-            unstore(instance)  # by name, so all of them
-        if good:
-            if len(stored) > 1:
-                store(instance, good[0])
-            return good[0]
+        if good >= 0:
+            return good
+        self._store.note_change()
         try:
-            fd = _make(path)
+            return _make(path)
         except OSError as error:
             raise NomarrError(
                 f"cannot make the pipe {path}: {error.strerror}",
                 hint=f"ls -l {self.directory} shows what is there",
             ) from error
-        store(instance, fd)
-        return fd
+
+    def give_up_stored(self) -> None:
+        """Discard the stored pipes that were not opened."""
+        for instance, fds in self._store.taken.items():
+            self.discard(instance, fds)
+        self._store.taken.clear()
 
     def tidy(self, wanted: Container[str]) -> None:
         """Remove the pipes of instances that are no longer configured."""
@@ -124,8 +97,8 @@ class Pipes:
                 os.unlink(path)
 
     def discard(self, instance: str, fds: list[int]) -> None:
-        """Close and remove an instance's pipe: its writers get EPIPE."""
-        unstore(instance)
+        """Close and remove an instance's pipe: its writers get EPIPE when it is not stored."""
+        self._store.note_change()
         for fd in fds:
             os.close(fd)
         path = os.path.join(self.directory, os.path.basename(instance))

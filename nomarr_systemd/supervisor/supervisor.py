@@ -12,7 +12,7 @@ import contextlib
 import os
 import select
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -34,7 +34,7 @@ from nomarr_systemd.core.job import LEFT, STOPPED, RunEnd
 from nomarr_systemd.core.named_tuple import NamedTuple
 from nomarr_systemd.host.layout import WORKER_USER, Paths
 from nomarr_systemd.host.log import WARNING, RateLimit
-from nomarr_systemd.supervisor import disagreement, pipes
+from nomarr_systemd.supervisor import disagreement, pipe_store, pipes
 from nomarr_systemd.supervisor.announcer import Announcer
 from nomarr_systemd.supervisor.health_actions import HealthActions
 from nomarr_systemd.supervisor.helper import ask_child, close_helpers
@@ -42,6 +42,7 @@ from nomarr_systemd.supervisor.job_settler import Outcomes
 from nomarr_systemd.supervisor.kill import Killer
 from nomarr_systemd.supervisor.live_connection import Subscribers
 from nomarr_systemd.supervisor.loop import Loop
+from nomarr_systemd.supervisor.pipe_store import PipeStore
 from nomarr_systemd.supervisor.run_state import RunState
 from nomarr_systemd.supervisor.store_tasks import StoreTasks
 from nomarr_systemd.supervisor.unit_queries import UnitQueries
@@ -65,11 +66,11 @@ class ReportedDeath(NamedTuple):
 
 
 class Supervisor:
-    """``start``, ``watch_pipes``, then the loop's ``run``, then ``close``. ``stored`` are the
-    pipes that systemd kept, by instance. ``config`` None: it is not valid; keep every pipe."""
+    """``start``, ``watch_pipes``, then the loop's ``run``, then ``close``. ``config`` None: it is
+    not valid; keep every pipe."""
 
     def __init__(
-        self, paths: Paths, config: Config | None, loop: Loop, stored: dict[str, list[int]]
+        self, paths: Paths, config: Config | None, loop: Loop, pipe_store: PipeStore
     ) -> None:
         self.workers = Workers()
         self.subscribers = Subscribers()
@@ -78,9 +79,9 @@ class Supervisor:
         self._config = config or Config()
         self._is_configured = config is not None
         self._since_ms = _now_ms()
-        self._stored = stored
+        self._pipe_store = pipe_store
         self._rate = RateLimit()
-        self._pipes = pipes.Pipes(paths.health)
+        self._pipes = pipes.Pipes(paths.health, pipe_store)
         self._is_system = not paths.user
         self.public = paths.public
         self._units = RunningUnits(paths.runtime)
@@ -105,16 +106,16 @@ class Supervisor:
 
     def start(self) -> None:
         """Open and store every pipe."""
-        stored = self._stored
         wanted = {each.instance: each for each in self._config.components()}
         if not self._is_configured:
             # Without a configuration keep every pipe: its worker still writes.
-            wanted = {name: each for name in stored if (each := find_instance(name))}
-        for instance in stored.keys() - wanted.keys():
-            self._pipes.discard(instance, stored[instance])
+            taken = self._pipe_store.taken
+            wanted = {name: each for name in taken if (each := find_instance(name))}
         self._pipes.tidy(wanted)
         self.workers.expect(len(wanted))
-        self._add_all(wanted.values(), stored)
+        self._add_all(wanted.values())
+        self._pipes.give_up_stored()
+        self._keep_pipes()
         for component_id in set(self._run_state.component_ids()) - self.workers.by_id.keys():
             self._run_state.forget(component_id)
         self._loop.watch(self._units.fd, select.EPOLLIN, self._take_units, first=True)
@@ -136,7 +137,9 @@ class Supervisor:
                 self._remove(worker)
         self.workers.expect(len(wanted))
         new = [each for name, each in wanted.items() if name not in self.workers.by_id]
-        for worker in self._add_all(new, {}):
+        added = self._add_all(new)
+        self._keep_pipes()
+        for worker in added:
             self._watch(worker)
             self.announcer.tell_worker(worker)
         for worker in self.workers:
@@ -153,20 +156,18 @@ class Supervisor:
         self._units.close()
         self._run_state.close()
 
-    def _add_all(
-        self, components: Collection[Component], stored: Mapping[str, list[int]]
-    ) -> list[Worker]:
+    def _keep_pipes(self) -> None:
+        self._pipe_store.keep({each.component.instance: each.fd for each in self.workers})
+
+    def _add_all(self, components: Collection[Component]) -> list[Worker]:
         known = set(self._run_state.component_ids())
         unknown = [each for each in components if each.component_id not in known]
         found = ask_child(partial(_find_failed, self.public, unknown)) if unknown else None
         failed = set(found or ())
-        return [
-            self._add(each, stored.get(each.instance, []), has_failed=each.instance in failed)
-            for each in components
-        ]
+        return [self._add(each, has_failed=each.instance in failed) for each in components]
 
-    def _add(self, component: Component, stored: list[int], *, has_failed: bool) -> Worker:
-        fd = self._pipes.open(component.instance, stored)
+    def _add(self, component: Component, *, has_failed: bool) -> Worker:
+        fd = self._pipes.open(component.instance)
         worker = self.workers.add(component, fd, self._config.health_for(component))
         self._grant(worker)
         is_kept = self._recall(worker)
@@ -457,7 +458,7 @@ class Supervisor:
         return {
             "pid": os.getpid(),
             "since_wall_ms": self._since_ms,
-            "notify_failures": pipes.notify_failures,
+            "notify_failures": pipe_store.notify_failures,
         }
 
 

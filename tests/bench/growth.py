@@ -25,7 +25,7 @@ LINES = (
     ("nothing", "apply without changes", "#2da44e"),
     ("status", "status", "#8250df"),
     ("doctor", "doctor", "#bf8700"),
-    ("answer", "systemd's slowest answer while all die", "#0a7ea4"),
+    ("death_answer", "systemd's slowest answer while all die", "#0a7ea4"),
 )
 _WIDTH, _HEIGHT = 860, 460
 _LEFT, _RIGHT, _TOP, _BOTTOM = 60, 300, 40, 50

@@ -4,9 +4,9 @@ memory.
 
 Workers are a small C program, so that what is measured is systemd and ours. ``python -m
 tests.bench.scale 4096`` measures this count only. All of one day are drawn together (growth.py).
-systemd does not answer while it handles a death, so its slowest answer is shown beside two others:
-when bare instances die and are restarted, and when they die and nothing follows. No supervisor on
-systemd can be below the latter.
+systemd does not answer while it loads units, starts what is queued, or handles deaths, so its
+slowest answer is shown at each step, beside that with bare instances. For deaths there is a third:
+when bare instances die and nothing follows. No supervisor on systemd can be below that.
 """
 
 from __future__ import annotations
@@ -207,17 +207,22 @@ class Site:
 
 
 class Timed:
-    """Seconds of a step, and systemd's own of them, which a busy machine hardly changes."""
+    """Seconds of a step, systemd's own of them, which a busy machine hardly changes, and its
+    slowest answer meanwhile."""
 
     def __init__(self, site: Site, row: Row, name: str) -> None:
         self._site, self._row, self._name = site, row, name
+        self._patience = Patience(site.lab)
 
     def __enter__(self) -> None:
         self._began, self._used = time.monotonic(), self._site.used_s()
+        self._patience.__enter__()
 
     def __exit__(self, *_error: object) -> None:
         self._row[self._name] = time.monotonic() - self._began
         self._row[f"{self._name}_cpu"] = self._site.used_s() - self._used
+        self._patience.__exit__()
+        self._row[f"{self._name}_answer"] = self._patience.worst_s
 
 
 def measure_bare(site: Site, row: Row) -> None:
@@ -229,9 +234,8 @@ def measure_bare(site: Site, row: Row) -> None:
     site.starts.wait_for(count, HANGS_S)
     load = f"load {os.getloadavg()[0]:.0f}"
     report(f"{count} workers: start of bare instances", spell(row, "bare"), load)
-    with Patience(site.lab) as patience, Timed(site, row, "native"):
+    with Timed(site, row, "native"):
         site.kill_all(units)
-    row["native_answer"] = patience.worst_s
     report("  all killed at once, all running, native", spell(row, "native"))
     measure_deaths_alone(site, row)
     wants = "".join(f"Wants={unit}\n" for unit in units)
@@ -265,6 +269,7 @@ def measure_ours(site: Site, row: Row, first: Row) -> None:
         site.ctl("apply", "--yes")
         site.starts.wait_for(count, HANGS_S)
     report("  apply, all running", spell(row, "apply", "bare"), "bar 1.3 at 1,000")
+    report_answer(row, "apply", "bare")
     site.lab.wait_for(
         lambda: site.lab.get("nomarr-reconcile.service", "ActiveState") == "inactive",
         what="the reconciler has looked",
@@ -281,18 +286,21 @@ def measure_ours(site: Site, row: Row, first: Row) -> None:
         grown = (row["rss"] - first["rss"]) / (count - first["workers"])
         report("  supervisor, memory per worker", f"{grown:.1f} kB", "bar 10 kB")
     units = [f"nomarr-worker@tag-{number}.service" for number in range(count)]
-    with Patience(site.lab) as patience, Timed(site, row, "death"):
+    with Timed(site, row, "death"):
         site.kill_all(units)
-    row["answer"] = patience.worst_s
     report("  all killed at once, all running", spell(row, "death", "native"), "bar 1.5 at 200")
-    answers = f"{row['answer'] * 1e3:.0f} ms, native {row['native_answer'] * 1e3:.0f}, deaths alone"
-    answers = f"{answers} {row['floor_answer'] * 1e3:.0f}"
-    report("    systemd's slowest answer meanwhile", answers, "bar 1 s")
+    report_answer(row, "death", "native", f"; deaths alone {row['floor_answer'] * 1e3:.0f} ms")
     site.wait_until_settled()
     site.lab.reboot()
     with Timed(site, row, "boot"):
         site.start("nomarr-workers.target", count)
     report("  systemd started again, all running", spell(row, "boot", "native_boot"))
+    report_answer(row, "boot", "native_boot")
+
+
+def report_answer(row: Row, name: str, floor: str, more: str = "") -> None:
+    slowest, native = (f"{row[f'{step}_answer'] * 1e3:.0f} ms" for step in (name, floor))
+    report("    systemd's slowest answer meanwhile", f"{slowest}, bare {native}", f"bar 1 s{more}")
 
 
 def spell(row: Row, name: str, floor: str = "") -> str:

@@ -19,6 +19,7 @@ from nomarr_systemd.host.configuration import read_applied
 from nomarr_systemd.live.answers import parse_supervisor
 from nomarr_systemd.supervisor import live_server
 from nomarr_systemd.supervisor.loop import Loop
+from nomarr_systemd.supervisor.pipe_store import PipeStore
 from nomarr_systemd.supervisor.supervisor import Supervisor
 from tests.support.capabilities import needs_root
 from tests.support.supervision import Lab, Live, make_lab, status_of
@@ -379,7 +380,7 @@ def test_who_asks_nothing_is_closed_and_subscribers_stay(
     monkeypatch.setattr(live_server, "IDLE_S", 0.2)
     lab.kill()
     loop = Loop()
-    supervisor = Supervisor(lab.paths, read_applied(lab.paths), loop, {})
+    supervisor = Supervisor(lab.paths, read_applied(lab.paths), loop, PipeStore({}))
     listening = socket.socket(fileno=os.dup(lab.manager.stored["live.sock"][0]))
     server = live_server.LiveServer(loop, listening, supervisor, owner=0)
     monkeypatch.setattr(server, "_trusted", frozenset())

@@ -20,6 +20,7 @@ from nomarr_systemd.core.ids import Component
 from nomarr_systemd.core.job import RunEnd
 from nomarr_systemd.host.configuration import read_applied
 from nomarr_systemd.supervisor.loop import Loop
+from nomarr_systemd.supervisor.pipe_store import PARCEL, PipeStore, tell
 from nomarr_systemd.supervisor.run_state import RunState
 from nomarr_systemd.supervisor.supervisor import Supervisor
 from nomarr_systemd.supervisor.workers import Worker, Workers
@@ -76,7 +77,7 @@ def test_frames_written_while_it_was_away_are_seen_once(lab: Lab) -> None:
     assert sequences(seen) == [1, 2, 3, 4, 5, 6, 7]
     assert lab.snapshot()["worker:tag:0"]["status"] == "healthy"
     assert "no frames" not in lab.said()
-    assert sorted(map(len, lab.manager.stored.values())) == [1, 1]
+    assert lab.manager.stored.keys() == {"pipes.1", "live.sock"}, "nothing was stored anew"
 
 
 def test_who_waits_for_it_is_served_first(lab: Lab) -> None:
@@ -191,7 +192,7 @@ def test_a_reload_adds_and_removes_pipes(lab: Lab) -> None:
     lab.configure(tag=1, library=1, health=CALM)
     lab.reload()
     assert sorted(os.listdir(lab.paths.health)) == ["library-0", "tag-0"]
-    assert lab.manager.stored.keys() == {"tag-0", "library-0", "live.sock"}
+    assert lab.manager.pipes().keys() == {"tag-0", "library-0"}
     with pytest.raises(BrokenPipeError):
         dropped.frame()
     assert events.until(status_of("stopped", "worker:library:0"))
@@ -235,7 +236,7 @@ def test_stored_pipes_that_are_not_wanted_or_not_in_place_are_given_up(lab: Lab)
     lab.configure(tag=2)
     lab.start()
     assert sorted(os.listdir(lab.paths.health)) == ["tag-0", "tag-1"]
-    lab.manager.wait_for(lambda _: lab.manager.stored.keys() == {"tag-0", "tag-1", "live.sock"})
+    assert lab.manager.pipes().keys() == {"tag-0", "tag-1"}
     lab.begin_run("tag-1")
     events = lab.subscribe()
     lab.writer("tag-1").frame()
@@ -269,21 +270,106 @@ def test_it_can_be_killed_again_and_again(lab: Lab) -> None:
             assert worker["drops"] == {}
 
 
+def wait_is_over(messages: list[str], enough: int) -> bool:
+    """So many were sent, or the last of a start or a reload."""
+    return len(messages) >= enough or any("READY=1" in text for text in messages)
+
+
 def test_it_can_be_killed_while_it_makes_its_pipes(lab: Lab) -> None:
     """At each message to systemd once: what is stored is used, what is not is made again."""
-    lab.configure(tag=12)
-    for stored in range(1, 14):
+    count = 2 * PARCEL + 1
+    lab.configure(tag=count)
+    for messages in range(1, 9):
+        before = len(lab.manager.messages)
         lab.start(ready=False)
-        lab.manager.wait_for(lambda _: len(lab.manager.stored) >= stored)  # noqa: B023
+        lab.manager.wait_for(lambda all_: wait_is_over(all_[before:], messages))  # noqa: B023
         lab.kill()
     lab.start()
-    assert len(lab.manager.stored) == 13
-    assert {len(fds) for fds in lab.manager.stored.values()} == {1}
+    kept = lab.manager.pipes()
+    assert len(kept) == count
+    for name, pipes in kept.items():
+        place = os.stat(f"{lab.paths.health}/{name}")
+        assert [os.path.samestat(each, place) for each in pipes] == [True]
     events = lab.subscribe()
-    for n in range(12):
+    for n in (0, PARCEL - 1, PARCEL, count - 1):
         lab.begin_run(f"tag-{n}")
         lab.writer(f"tag-{n}").frame()
         events.until(status_of("healthy", f"worker:tag:{n}"))
+
+
+def test_it_can_be_killed_while_it_adds_and_removes_pipes(lab: Lab) -> None:
+    """Also between the store of the new parcels and the removal of the old: a worker that goes on
+    keeps its pipe, with the frames in it."""
+    lab.configure(tag=PARCEL + 1, health=CALM)
+    lab.start()
+    lab.begin_run("tag-0")
+    writer = lab.writer("tag-0")
+    seen: list[dict[str, Any]] = []
+    events = lab.subscribe("worker:*:frames")
+    for turn in range(12):
+        before = len(lab.manager.messages)
+        enough = turn // 2 + 2  # the first says that it reloads
+        lab.configure(tag=PARCEL + (2, 1)[turn % 2], health=CALM)
+        assert lab.child
+        lab.child.send_signal(signal.SIGHUP)
+        lab.manager.wait_for(lambda all_: wait_is_over(all_[before:], enough))  # noqa: B023
+        lab.kill()
+        seen += read_all(events)
+        writer.frame()
+        events = lab.subscribe("worker:*:frames")
+        lab.start()
+    seen += events.until(holds(12))
+    assert sequences(seen) == list(range(1, 13))
+    assert {len(pipes) for pipes in lab.manager.pipes().values()} == {1}
+    assert len(lab.manager.pipes()) == PARCEL + 1
+
+
+def test_pipes_of_version_0_1_are_used_again(lab: Lab) -> None:
+    """It had systemd keep each by itself, with the instance as its name."""
+    lab.configure(tag=2, health=CALM)
+    os.makedirs(lab.paths.health)
+    for name in ("tag-0", "tag-1"):
+        os.mkfifo(f"{lab.paths.health}/{name}", 0o600)
+        fd = os.open(f"{lab.paths.health}/{name}", os.O_RDONLY | os.O_NONBLOCK)
+        os.set_blocking(fd, True)  # as systemd passes it
+        lab.manager.stored[name] = [fd]
+    lab.begin_run("tag-0")
+    writer = lab.writer("tag-0")
+    writer.frame()
+    lab.start()
+    events = lab.subscribe("worker:*:frames")
+    writer.frame()
+    assert sequences(events.until(holds(2))) == [1, 2]
+    assert lab.manager.stored.keys() == {"pipes.1", "live.sock"}
+    lab.kill()
+    lab.start()
+    writer.frame()
+
+
+def test_what_cannot_be_stored_anew_is_still_stored(lab: Lab) -> None:
+    pipes = [os.pipe() for _ in range(2)]
+    read, write = ({f"tag-{n}": pair[side] for n, pair in enumerate(pipes)} for side in (0, 1))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NOTIFY_SOCKET", lab.manager.path)
+        store = PipeStore({})
+        store.keep({"tag-0": read["tag-0"]})
+        store.note_change()
+        store.keep({**read, "tag-2": 99_999})  # no such descriptor: the kernel takes no parcel
+        patch.setenv("NOTIFY_SOCKET", f"{lab.root}/nobody")
+        store.keep(read)
+        patch.setenv("NOTIFY_SOCKET", lab.manager.path)
+        tell("STATUS=has been read")
+        lab.manager.wait_for(lambda all_: "STATUS=has been read" in all_)
+        assert lab.manager.pipes().keys() == {"tag-0"}
+        assert "pipes.1" in lab.manager.stored
+        store.keep(read)
+        lab.manager.wait_for(lambda _: "pipes.1" not in lab.manager.stored)
+    assert lab.manager.pipes().keys() == {"tag-0", "tag-1"}
+    for fd in read.values():
+        os.close(fd)
+    for fd in write.values():
+        os.write(fd, b"x")  # no EPIPE: what is in a parcel is open
+        os.close(fd)
 
 
 class Inside:
@@ -292,7 +378,7 @@ class Inside:
     def __init__(self, lab: Lab) -> None:
         self.loop = Loop()
         self.settled: list[tuple[str, str, str]] = []
-        self.supervisor = Supervisor(lab.paths, read_applied(lab.paths), self.loop, {})
+        self.supervisor = Supervisor(lab.paths, read_applied(lab.paths), self.loop, PipeStore({}))
         setattr(self.supervisor.store_tasks, "settle", self._note)  # noqa: B010 (for mypy)
         self.supervisor.start()
         self.supervisor.watch_pipes()

@@ -78,6 +78,20 @@ class Manager:
                     os.close(fd)
             self._changed.notify_all()
 
+    def pipes(self) -> dict[str, list[os.stat_result]]:
+        """The pipes in the parcels that are stored, by instance."""
+        found: dict[str, list[os.stat_result]] = {}
+        with self._changed:
+            parcels = [fd for name, fds in self.stored.items() if name != "live.sock" for fd in fds]
+            for parcel in parcels:
+                with socket.socket(fileno=os.dup(parcel)) as end:
+                    data, control, _, _ = end.recvmsg(65536, 4096, socket.MSG_PEEK)
+                fds = array.array("i", b"".join(content for *_, content in control))
+                for name, fd in zip(data.decode().split("\n"), fds, strict=True):
+                    found.setdefault(name, []).append(os.fstat(fd))
+                    os.close(fd)
+        return found
+
     def wait_for(self, what: Callable[[list[str]], bool]) -> None:
         """Until the messages so far satisfy ``what``."""
         with self._changed:

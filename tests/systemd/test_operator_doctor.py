@@ -38,7 +38,7 @@ def test_all_is_well(site: Installation) -> None:
     done = site.ctl("doctor")
     assert "✓ configuration: applied" in done.stdout
     assert "✓ supervisor: the supervisor answers" in done.stdout
-    assert "✓ supervisor: systemd keeps 2 pipes for the supervisor" in done.stdout
+    assert "✓ supervisor: systemd keeps the pipes of 2 workers" in done.stdout
     assert "✓ units: systemd accepts every unit" in done.stdout
 
 

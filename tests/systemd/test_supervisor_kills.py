@@ -15,6 +15,7 @@ import pytest
 
 from nomarr_systemd.config.check import MAX_WORKERS
 from nomarr_systemd.live.client import ask
+from nomarr_systemd.supervisor.pipe_store import PARCEL
 from nomarr_systemd.systemd.unit_files import find_data
 from tests.support.frames_seen import Gap, Subscriber, find_gaps, match_gaps
 from tests.support.lab import Lab
@@ -130,16 +131,16 @@ def test_every_frame_is_accounted_for(lab: Lab, killer: Killer) -> None:
     assert match_gaps(gaps, killed) == [], "more was lost than one read for each kill"
 
     assert runs_of(lab) == runs, "a worker ended"
-    assert int(lab.get(SUPERVISOR, "NFileDescriptorStore")) == WORKERS
+    assert int(lab.get(SUPERVISOR, "NFileDescriptorStore")) == 1
     assert os.listdir(f"{lab.paths.state}/public") == []
     for worker in answer["workers"]:
         assert (worker["status"], worker["drops"], worker["last_crash"]) == ("healthy", {}, None)
 
 
-def test_systemds_store_has_room_for_every_pipe_and_the_socket() -> None:
+def test_systemds_store_has_room_for_every_pipe_by_itself_and_for_parcels() -> None:
     unit = Path(find_data("units"), SUPERVISOR).read_text()
     (room,) = re.findall("^FileDescriptorStoreMax=([0-9]+)$", unit, re.MULTILINE)
-    assert int(room) > MAX_WORKERS
+    assert int(room) > MAX_WORKERS + MAX_WORKERS / PARCEL
 
 
 def tell(by_clock: int, killed: set[int], gaps: list[Gap], seen: int) -> None:

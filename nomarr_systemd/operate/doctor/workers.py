@@ -23,6 +23,7 @@ from nomarr_systemd.operate.doctor.installation import (
 )
 from nomarr_systemd.operate.overview import gather
 from nomarr_systemd.operate.worker_view import View, describe_last_chance
+from nomarr_systemd.supervisor.pipe_store import PARCEL
 from nomarr_systemd.systemd.manager import SUPERVISOR
 
 _AGAIN_S: Final = 2.0  # a death is booked and its restart scheduled by then
@@ -41,11 +42,10 @@ def check_supervisor(it: Installation) -> Found:
             yield "bad", f"the supervisor does not answer on {it.paths.live}", restart
     shown = it.manager.show([SUPERVISOR], ["NFileDescriptorStore"])[SUPERVISOR]
     stored = int(shown.get("NFileDescriptorStore") or 0)
-    wanted = len(it.workers)
-    if stored < wanted:
-        yield "bad", f"systemd keeps {stored} of the supervisor's {wanted} pipes", restart
+    if stored * PARCEL < len(it.workers):
+        yield "bad", "systemd does not keep all pipes of the supervisor", restart
     else:
-        yield "ok", f"systemd keeps {stored} pipes for the supervisor", ""
+        yield "ok", f"systemd keeps the pipes of {count(len(it.workers))}", ""
     missing = [
         each.instance for each in it.workers if not is_fifo(f"{it.paths.health}/{each.instance}")
     ]
