@@ -19,6 +19,7 @@ from nomarr_systemd.core.errors import ConfigError, NomarrError
 from nomarr_systemd.core.ids import TARGET, UNIT_PREFIX, UNIT_SUFFIX, Component
 from nomarr_systemd.host.files import remove, sync_directory, write_all_durably
 from nomarr_systemd.host.layout import LIBEXEC, SYSTEM_STATE, Paths
+from nomarr_systemd.systemd import portions
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -147,10 +148,18 @@ def read_base_units(paths: Paths, *, libexec: str = LIBEXEC) -> dict[str, str]:
     return found
 
 
-def render_target(config: Config) -> str:
-    """Return the drop-in that names the workers of the target."""
-    template = _templates().get_template("workers-target.conf.j2")
-    return template.render(mark=_MARK_LINE, components=config.components())
+def render_target(config: Config) -> dict[str, str]:
+    """Return the drop-in that names the workers of the target, and those of their portions."""
+    components = config.components()
+    found = portions.split(components)
+    units = [portions.unit_of(number) for number in range(1, len(found))]
+    target = _templates().get_template("workers-target.conf.j2")
+    text = target.render(mark=_MARK_LINE, components=components, portions=units)
+    files = {f"{TARGET}.d/{DROPIN}": text}
+    template = _templates().get_template("portion.conf.j2")
+    for after, unit, slices in zip(["", *units], units, found[1:], strict=False):
+        files[f"{unit}.d/{DROPIN}"] = template.render(mark=_MARK_LINE, after=after, slices=slices)
+    return files
 
 
 def quote(argument: str) -> str:
@@ -168,7 +177,7 @@ def render_files(config: Config, paths: Paths, *, libexec: str = LIBEXEC) -> dic
             component = Component(pool.name, number)
             own = text.replace(_COMPONENT_ID, component.component_id)
             files[dropin_of(component)] = own.replace(_SLICE, component.slice)
-    files[f"{TARGET}.d/{DROPIN}"] = render_target(config)
+    files |= render_target(config)
     if not paths.user:
         template = templates.get_template("network.conf.j2")
         addresses = find_addresses(config.store.url)

@@ -157,12 +157,34 @@ def test_a_program_that_systemd_cannot_run_is_named() -> None:
 
 
 def test_the_target_wants_every_worker_and_what_serves_them() -> None:
-    wanted = sections(render_target(parse(POOL)))["Unit"]
+    [text] = render_target(parse(POOL)).values()
+    wanted = sections(text)["Unit"]
     assert wanted == [
         "Wants=nomarr-supervisor.service nomarr-controller.socket nomarr-reconcile.timer",
         "Wants=nomarr-worker@tag-0.service",
         "Wants=nomarr-worker@tag-1.service",
     ]
+
+
+def test_many_workers_start_in_portions_one_after_the_other() -> None:
+    counts = {"a": 1, "b": 130, "c": 64, "d": 10, "e": 54, "f": 1}
+    pools = (Pool(name, command=("/bin/true",), workers=count) for name, count in counts.items())
+    files = render_target(Config(pools=tuple(pools)))
+    wanted = sections(files.pop("nomarr-workers.target.d/20-nomarr.conf"))["Unit"]
+    names = [f"nomarr-portion@{number}.service" for number in (1, 2, 3, 4)]
+    assert [line for line in wanted if "portion" in line] == [f"Wants={name}" for name in names]
+    assert {name: sections(text)["Unit"] for name, text in files.items()} == {
+        f"{names[0]}.d/20-nomarr.conf": ["Before=nomarr-b-1.slice"],
+        f"{names[1]}.d/20-nomarr.conf": [
+            f"After={names[0]}",
+            "Before=nomarr-b-2.slice nomarr-c-0.slice",
+        ],
+        f"{names[2]}.d/20-nomarr.conf": [
+            f"After={names[1]}",
+            "Before=nomarr-d-0.slice nomarr-e-0.slice",
+        ],
+        f"{names[3]}.d/20-nomarr.conf": [f"After={names[2]}", "Before=nomarr-f-0.slice"],
+    }
 
 
 def test_in_user_scope_both_places_and_the_scope_are_written_out() -> None:
