@@ -193,17 +193,19 @@ def _draw_diffs(plan: Plan) -> Iterator[str]:
 
 
 def _fold(names: list[str]) -> Iterator[tuple[str, str]]:
-    """Yield the first name of each pool, with how many more there are; the others by themselves."""
-    pools: dict[str, list[str]] = {}
+    """Yield the first name of each pool, and the first portion, with how many more there are; the
+    others by themselves."""
+    groups: dict[tuple[str, str], list[str]] = {}
     for name in names:
         try:
-            key = parse_component(name.partition(".d/")[0]).pool
+            key = (" of the same pool", parse_component(name.partition(".d/")[0]).pool)
         except BadName:
-            key = name
-        pools.setdefault(key, []).append(name)
-    for found in pools.values():
+            template, at, _ = name.partition("@")
+            key = (" like it", template if at else name)
+        groups.setdefault(key, []).append(name)
+    for (alike, _), found in groups.items():
         more = len(found) - 1
-        yield found[0], f" and {more} of the same pool" if more else ""
+        yield found[0], f" and {more}{alike}" if more else ""
 
 
 def _diff(plan: Plan, name: str) -> list[str]:

@@ -206,7 +206,7 @@ def serve(
     site: Site, fifo: int, applied: Stamp, *, has_rested: bool = False, idle_s: float = IDLE_S
 ) -> bool:
     """Handle pending reports, and new ones when the FIFO is written, until none comes for a while.
-    One that has rested has looked before at all that others may have left undone.
+    One that has rested has looked at untold reports: those left since wait until it looks at all.
 
     False if another configuration has been applied since ``applied``.
     """

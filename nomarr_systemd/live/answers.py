@@ -73,7 +73,7 @@ def parse_workers(answer: Answer) -> dict[str, LiveWorker] | None:
 def parse_supervisor(answer: Answer) -> dict[str, int]:
     """Return what a ``snapshot`` says of the supervisor itself; {} if it says nothing."""
     about = answer.get("supervisor")
-    names = ("pid", "since_wall_ms", "notify_failures")
+    names = ("pid", "since_wall_ms", "notify_failures", "stored_pipes")
     return {
         name: about[name]
         for name in names

@@ -79,6 +79,7 @@ class Program:
 
     def _feed_watchdog(self) -> None:
         """Feed the watchdog by a timer of the loop, so that it is fed only while the loop runs."""
+        self._supervisor.keep_pipes()  # what failed is tried again
         self._say("WATCHDOG=1")
         flush()
         self._loop.at(self._loop.now + self._watchdog_s / 2, self._feed_watchdog)

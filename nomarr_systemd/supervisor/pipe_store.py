@@ -17,13 +17,14 @@ from itertools import islice
 from typing import Final
 
 from nomarr_systemd.core.ids import find_instance
-from nomarr_systemd.host.log import WARNING, log
+from nomarr_systemd.host.log import WARNING, RateLimit, log
 from nomarr_systemd.systemd.notify import notify
 
 PARCEL: Final = 253  # descriptors in one message: the kernel takes no more
 _PREFIX: Final = "pipes."  # of a parcel's name; the number of its generation follows
 _NAMES_BYTES: Final = 65_536
 notify_failures = 0  # of this process
+_rate = RateLimit(burst=5, every_s=60)  # what fails is tried again and again
 
 
 def tell(message: str, *fds: int) -> bool:
@@ -33,7 +34,7 @@ def tell(message: str, *fds: int) -> bool:
         notify(message, fds=fds)
     except OSError as error:
         notify_failures += 1
-        log(WARNING, "a notification to systemd failed", message=message, error=error)
+        _rate.log(WARNING, "a notification to systemd failed", message=message, error=error)
         return False
     return True
 
@@ -54,7 +55,10 @@ class PipeStore:
         for name, fds in given.items():
             for fd in fds:
                 self._take(name, fd)
-        self._is_whole = len(given) == 1  # else it was changed halfway, or never filled
+        # Else it was changed halfway, never filled, or filled by version 0.1. The caller sets it to
+        # False when what systemd keeps is no longer what it is to keep.
+        self.is_whole = [name[: len(_PREFIX)] for name in given] == [_PREFIX]
+        self.count = len(self.taken) if self.is_whole else 0  # so many pipes are kept for certain
 
     def _take(self, name: str, fd: int) -> None:
         if name.startswith(_PREFIX):
@@ -66,37 +70,35 @@ class PipeStore:
         else:
             os.close(fd)
 
-    def note_change(self) -> None:
-        """What systemd keeps is no longer what it is to keep."""
-        self._is_whole = False
-
     def keep(self, pipes: Mapping[str, int]) -> None:
-        """Have systemd keep these pipes and no others, if there was a change."""
-        if self._is_whole:
-            return
+        """Have systemd keep these pipes and no others. If that fails, what it has kept until now
+        stays, and ``is_whole`` is False: call this again."""
+        self.is_whole = False
         generations = [name.removeprefix(_PREFIX) for name in self._names]
         last = max((int(each) for each in generations if each.isdecimal()), default=0)
         name = f"{_PREFIX}{last + 1}"
         rest = iter(pipes.items())
         while portion := dict(islice(rest, PARCEL)):
             if not _store_parcel(name, portion):
-                self._names.append(name)
-                return  # what was kept before is still there
+                self._names.append(name)  # its number is not used again
+                unstore(name)
+                return
         for old in self._names:
             unstore(old)
-        self._names, self._is_whole = [name], True
+        self._names, self.is_whole, self.count = [name], True, len(pipes)
 
 
 def _store_parcel(name: str, pipes: Mapping[str, int]) -> bool:
-    sender, parcel = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-    with sender, parcel:
-        try:
-            socket.send_fds(sender, ["\n".join(pipes).encode()], list(pipes.values()))
-        except OSError as error:
-            log(WARNING, "pipes cannot be put into a parcel for systemd", error=error)
-            return False
-        # Without FDPOLL=0 it would drop the parcel, whose sender is gone.
-        return tell(f"FDSTORE=1\nFDNAME={name}\nFDPOLL=0", parcel.fileno())
+    try:
+        sender, parcel = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        with parcel:
+            with sender:
+                socket.send_fds(sender, ["\n".join(pipes).encode()], list(pipes.values()))
+            # Without FDPOLL=0 it would drop the parcel, whose sender is gone.
+            return tell(f"FDSTORE=1\nFDNAME={name}\nFDPOLL=0", parcel.fileno())
+    except OSError as error:
+        _rate.log(WARNING, "pipes cannot be put into a parcel for systemd", error=error)
+        return False
 
 
 def _open_parcel(fd: int) -> list[tuple[str, int]]:
@@ -104,10 +106,13 @@ def _open_parcel(fd: int) -> list[tuple[str, int]]:
     with socket.socket(fileno=fd) as parcel:
         # Not by recv_fds, which ignores flags before Python 3.13.
         flags = socket.MSG_PEEK | socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+        size = socket.CMSG_LEN(4 * PARCEL)
         try:
-            names, control, _, _ = parcel.recvmsg(_NAMES_BYTES, socket.CMSG_LEN(4 * PARCEL), flags)
+            names, control, found, _ = parcel.recvmsg(_NAMES_BYTES, size, flags)
         except OSError as error:
             log(WARNING, "a parcel of pipes that systemd kept cannot be opened", error=error)
             return []
+    if found & socket.MSG_CTRUNC:  # the limit of open files
+        log(WARNING, "a parcel of pipes that systemd kept cannot be opened completely")
     pipes = [pipe for *_, packed in control for (pipe,) in struct.iter_unpack("=i", packed)]
     return list(zip(names.decode().split("\n"), pipes, strict=False))

@@ -74,7 +74,7 @@ class Pipes:
                 os.close(fd)
         if good >= 0:
             return good
-        self._store.note_change()
+        self._store.is_whole = False
         try:
             return _make(path)
         except OSError as error:
@@ -98,7 +98,7 @@ class Pipes:
 
     def discard(self, instance: str, fds: list[int]) -> None:
         """Close and remove an instance's pipe: its writers get EPIPE when it is not stored."""
-        self._store.note_change()
+        self._store.is_whole = False
         for fd in fds:
             os.close(fd)
         path = os.path.join(self.directory, os.path.basename(instance))

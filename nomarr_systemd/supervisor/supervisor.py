@@ -111,11 +111,12 @@ class Supervisor:
             # Without a configuration keep every pipe: its worker still writes.
             taken = self._pipe_store.taken
             wanted = {name: each for name in taken if (each := find_instance(name))}
-        self._pipes.tidy(wanted)
+        else:
+            self._pipes.tidy(wanted)
         self.workers.expect(len(wanted))
         self._add_all(wanted.values())
         self._pipes.give_up_stored()
-        self._keep_pipes()
+        self.keep_pipes()
         for component_id in set(self._run_state.component_ids()) - self.workers.by_id.keys():
             self._run_state.forget(component_id)
         self._loop.watch(self._units.fd, select.EPOLLIN, self._take_units, first=True)
@@ -138,7 +139,7 @@ class Supervisor:
         self.workers.expect(len(wanted))
         new = [each for name, each in wanted.items() if name not in self.workers.by_id]
         added = self._add_all(new)
-        self._keep_pipes()
+        self.keep_pipes()
         for worker in added:
             self._watch(worker)
             self.announcer.tell_worker(worker)
@@ -156,8 +157,10 @@ class Supervisor:
         self._units.close()
         self._run_state.close()
 
-    def _keep_pipes(self) -> None:
-        self._pipe_store.keep({each.component.instance: each.fd for each in self.workers})
+    def keep_pipes(self) -> None:
+        """Have systemd keep the pipes that there are, unless it does."""
+        if not self._pipe_store.is_whole:
+            self._pipe_store.keep({each.component.instance: each.fd for each in self.workers})
 
     def _add_all(self, components: Collection[Component]) -> list[Worker]:
         known = set(self._run_state.component_ids())
@@ -459,6 +462,7 @@ class Supervisor:
             "pid": os.getpid(),
             "since_wall_ms": self._since_ms,
             "notify_failures": pipe_store.notify_failures,
+            "stored_pipes": self._pipe_store.count,
         }
 
 

@@ -213,6 +213,9 @@ def test_remove_keeps_and_purge_leaves_nothing(machine: Machine, deb: Path) -> N
     assert machine.get("tag-1", "LoadState") == "masked"
     assert machine.account("tag-1") == account
 
+    machine.run("nomarrctl", "pause")  # so those that are added do not start
+    machine.apply(f'{CONFIG}\n[pool.more]\nworkers = 70\ncommand = ["/bin/true"]\n')
+    assert any("nomarr-portion@1.service.d" in trace for trace in traces(machine))
     machine.run("dpkg", "--purge", packages.NAME)
     assert running_units(machine) == []
     assert traces(machine) == before

@@ -68,6 +68,12 @@ def test_workers_and_supervisor_run_as_their_user(machine: Machine) -> None:
     assert machine.systemctl("is-system-running").strip() == "running"
 
 
+def test_what_a_portion_of_workers_waits_for_ends_well(machine: Machine) -> None:
+    """In its sandbox, which a user's own systemd does not have."""
+    machine.systemctl("start", "nomarr-portion@1.service")
+    assert machine.get("nomarr-portion@1.service", "Result") == "success"
+
+
 def test_a_crash_is_explained_where_people_look(machine: Machine) -> None:
     before = len(machine.account(PYTHON).records)
     died = machine.kill(PYTHON)

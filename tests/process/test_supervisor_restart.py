@@ -26,7 +26,7 @@ from nomarr_systemd.supervisor.supervisor import Supervisor
 from nomarr_systemd.supervisor.workers import Worker, Workers
 from tests.support.capabilities import needs_root
 from tests.support.supervision import Lab, Live, make_lab, status_of
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, wait_for
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # Python 3.12
 CALM = HealthRules(staleness_interval_s=3600, startup_timeout_s=3600)
@@ -346,6 +346,36 @@ def test_pipes_of_version_0_1_are_used_again(lab: Lab) -> None:
     writer.frame()
 
 
+def test_pipes_that_could_not_be_stored_are_stored_later(lab: Lab) -> None:
+    lab.configure(tag=1, health=CALM)
+    lab.environment = {"WATCHDOG_USEC": "200000"}
+    lab.start()
+    assert lab.snapshot_of_itself()["stored_pipes"] == 1
+    away = f"{lab.manager.path}.away"
+    os.rename(lab.manager.path, away)
+    lab.configure(tag=2, health=CALM)
+    assert lab.child
+    lab.child.send_signal(signal.SIGHUP)
+    wait_for(lambda: len(lab.snapshot()) == 2, PATIENCE_S, "it has reloaded")
+    assert lab.snapshot_of_itself()["stored_pipes"] == 1
+    os.rename(away, lab.manager.path)
+    lab.manager.wait_for(lambda _: "pipes.1" not in lab.manager.stored)
+    assert lab.manager.pipes().keys() == {"tag-0", "tag-1"}
+    assert lab.snapshot_of_itself()["stored_pipes"] == 2
+
+
+def test_without_a_configuration_no_pipe_is_removed(lab: Lab) -> None:
+    """Also not one that was not stored: its worker still writes."""
+    lab.configure(tag=2, health=CALM)
+    lab.start()
+    lab.kill()
+    os.unlink(lab.paths.resolved)
+    for fd in lab.manager.stored.pop("pipes.1"):
+        os.close(fd)
+    lab.start()
+    assert sorted(os.listdir(lab.paths.health)) == ["tag-0", "tag-1"]
+
+
 def test_what_cannot_be_stored_anew_is_still_stored(lab: Lab) -> None:
     pipes = [os.pipe() for _ in range(2)]
     read, write = ({f"tag-{n}": pair[side] for n, pair in enumerate(pipes)} for side in (0, 1))
@@ -353,10 +383,10 @@ def test_what_cannot_be_stored_anew_is_still_stored(lab: Lab) -> None:
         patch.setenv("NOTIFY_SOCKET", lab.manager.path)
         store = PipeStore({})
         store.keep({"tag-0": read["tag-0"]})
-        store.note_change()
         store.keep({**read, "tag-2": 99_999})  # no such descriptor: the kernel takes no parcel
         patch.setenv("NOTIFY_SOCKET", f"{lab.root}/nobody")
         store.keep(read)
+        assert (store.is_whole, store.count) == (False, 1)
         patch.setenv("NOTIFY_SOCKET", lab.manager.path)
         tell("STATUS=has been read")
         lab.manager.wait_for(lambda all_: "STATUS=has been read" in all_)

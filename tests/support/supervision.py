@@ -25,6 +25,7 @@ from nomarr_systemd.core.frames import encode
 from nomarr_systemd.core.health import HealthRules
 from nomarr_systemd.core.ids import parse_component
 from nomarr_systemd.host.layout import Paths
+from nomarr_systemd.live.answers import parse_supervisor
 from tests.support.waiting import PATIENCE_S, wait_for
 
 # dup2 the descriptors to 3, 4, … as systemd passes them, then become the program.
@@ -314,6 +315,10 @@ class Lab:
         answer = live.ask(op="snapshot")
         live.close()
         return {worker["component"]: worker for worker in answer["workers"]}
+
+    def snapshot_of_itself(self) -> dict[str, int]:
+        with contextlib.closing(Live(self.paths.live)) as live:
+            return parse_supervisor(live.ask(op="snapshot"))
 
     def wait_for_crashes(self, number: int) -> dict[str, dict[str, Any]]:
         """Return the snapshot in which so many workers have a crash."""

@@ -41,8 +41,9 @@ def check_supervisor(it: Installation) -> Found:
         else:
             yield "bad", f"the supervisor does not answer on {it.paths.live}", restart
     shown = it.manager.show([SUPERVISOR], ["NFileDescriptorStore"])[SUPERVISOR]
-    stored = int(shown.get("NFileDescriptorStore") or 0)
-    if stored * PARCEL < len(it.workers):
+    parcels = int(shown.get("NFileDescriptorStore") or 0)
+    stored = min(parcels * PARCEL, it.overview.supervisor.get("stored_pipes", len(it.workers)))
+    if stored < len(it.workers):
         yield "bad", "systemd does not keep all pipes of the supervisor", restart
     else:
         yield "ok", f"systemd keeps the pipes of {count(len(it.workers))}", ""
