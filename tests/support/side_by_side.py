@@ -78,8 +78,6 @@ class Parent:
             while self._children:
                 for child, is_over in self._wait():
                     self._read(child, is_over=is_over)
-                if self._session.shouldfail:
-                    raise self._session.Failed(self._session.shouldfail)
                 if self._session.shouldstop:
                     raise self._session.Interrupted(self._session.shouldstop)
         finally:  # those that are left end with their test
@@ -124,8 +122,7 @@ class Parent:
             case dict():
                 config = self._session.config
                 report = self._hook.pytest_report_from_serializable(config=config, data=message)
-                report.node = child.node
-                self._hook.pytest_runtest_logreport(report=report)
+                self._tell(child, report)
             case int():
                 child.item = message
             case _:  # it has nothing left to do
@@ -143,8 +140,13 @@ class Parent:
         if child.is_done:
             text = "a fixture of the session failed at its end; what it said is on standard error"
         report = pytest.TestReport(item.nodeid, item.location, {}, "failed", text, "call")
-        report.node = child.node  # type: ignore[attr-defined]
+        self._tell(child, report)
+
+    def _tell(self, child: Child, report: Any) -> None:
+        report.node = child.node
         self._hook.pytest_runtest_logreport(report=report)
+        if self._session.shouldfail:  # at once: others may have sent more failures
+            raise self._session.Failed(self._session.shouldfail)
 
 
 def _be_child(
