@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -193,15 +194,14 @@ def _draw_diffs(plan: Plan) -> Iterator[str]:
 
 
 def _fold(names: list[str]) -> Iterator[tuple[str, str]]:
-    """Yield the first name of each pool, and the first portion, with how many more there are; the
-    others by themselves."""
+    """Yield the first name of each pool, and of other instances of a template, with how many more
+    there are; all others by themselves."""
     groups: dict[tuple[str, str], list[str]] = {}
     for name in names:
         try:
             key = (" of the same pool", parse_component(name.partition(".d/")[0]).pool)
         except BadName:
-            template, at, _ = name.partition("@")
-            key = (" like it", template if at else name)
+            key = (" like it", re.sub("@[^.]+", "@", name))
         groups.setdefault(key, []).append(name)
     for (alike, _), found in groups.items():
         more = len(found) - 1

@@ -13,7 +13,7 @@ from nomarr_systemd.core.errors import BadName
 from nomarr_systemd.core.named_tuple import NamedTuple
 from nomarr_systemd.core.text import quote
 
-MAX_INDEX = 4095  # as many are tried
+MAX_INDEX = 4095  # so many workers on one host were tried
 UNIT_PREFIX = "nomarr-worker@"
 UNIT_SUFFIX = ".service"
 TARGET = "nomarr-workers.target"  # of all workers

@@ -57,7 +57,7 @@ class PipeStore:
                 self._take(name, fd)
         # Else it was changed halfway, never filled, or filled by version 0.1. The caller sets it to
         # False when what systemd keeps is no longer what it is to keep.
-        self.is_whole = [name[: len(_PREFIX)] for name in given] == [_PREFIX]
+        self.is_whole = len(given) == 1 and all(name.startswith(_PREFIX) for name in given)
         self.count = len(self.taken) if self.is_whole else 0  # so many pipes are kept for certain
 
     def _take(self, name: str, fd: int) -> None:

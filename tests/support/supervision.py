@@ -130,6 +130,9 @@ class Live:
         answer: dict[str, Any] = json.loads(line)
         return answer
 
+    def read_line(self) -> bytes:
+        return self._file.readline()
+
     def ask(self, **request: object) -> dict[str, Any]:
         self.send(**request)
         return self.read()
@@ -157,6 +160,26 @@ def status_of(word: str, component: str = "") -> Callable[[dict[str, Any]], bool
         return worker.get("status") == word and component in ("", worker["component"])
 
     return is_it
+
+
+def sequences(events: list[dict[str, Any]]) -> list[int]:
+    """The sequence numbers of all frames in events of the frames topic."""
+    lines = [line for event in events for line in event.get("frames", [])]
+    return [json.loads(line.removeprefix("HEALTH|"))["seq"] for line in lines]
+
+
+def read_all(live: Live) -> list[dict[str, Any]]:
+    """Everything up to the end of the connection."""
+    events = []
+    while line := live.read_line():
+        if not line.endswith(b"\n"):
+            break  # cut by the kill: nobody can have understood it
+        events.append(json.loads(line))
+    return events
+
+
+def holds(last: int) -> Any:
+    return lambda event: last in sequences([event])
 
 
 class Writer:

@@ -53,7 +53,11 @@ def test_apply_shows_the_difference_first(site: Installation) -> None:
     assert "tag: 2 workers to be started: tag-0, tag-1\n" in said
     diff = site.good("apply", "--dry-run", "--diff")
     assert "+ nomarr-worker@tag-0.service.d/20-nomarr.conf and 1 of the same pool\n" in diff
+    site.configure(200)
+    diff = site.good("apply", "--dry-run", "--diff")
+    assert "+ nomarr-portion@1.service.d/20-nomarr.conf and 2 like it\n" in diff
     assert not site.state.exists()
+    site.configure(2)
     site.good("apply")
     site.wait_until_healthy("tag-0", "tag-1")
     assert site.good("apply", "--dry-run") == "Nothing differs.\n"
