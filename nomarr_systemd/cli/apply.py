@@ -201,7 +201,7 @@ def _fold(names: list[str]) -> Iterator[tuple[str, str]]:
         try:
             key = (" of the same pool", parse_component(name.partition(".d/")[0]).pool)
         except BadName:
-            key = (" like it", re.sub("@[^.]+", "@", name))
+            key = (" like it", re.sub(r"@[^.]+|^nomarr-.+(?=\.slice\.d/)", "@", name))
         groups.setdefault(key, []).append(name)
     for (alike, _), found in groups.items():
         more = len(found) - 1

@@ -43,7 +43,7 @@ from nomarr_systemd.operate.waiting import (
     queue_gently,
     wait_for,
 )
-from nomarr_systemd.systemd import unit_files
+from nomarr_systemd.systemd import portions, unit_files
 from nomarr_systemd.systemd.manager import RECONCILER, SERVING, SUPERVISOR, Manager
 from nomarr_systemd.systemd.systemctl import ManagerError
 from nomarr_systemd.systemd.timers import timer_of
@@ -51,6 +51,7 @@ from nomarr_systemd.systemd.timers import timer_of
 PIPES_S = 20.0
 EXTRA_S = 15.0  # beyond the time of a stop; systemd kills what does not end by then
 _RUNNING = ("active", "activating", "reloading")
+_EARLY = 2  # portions
 _STOP_S = 90.0  # of workers whose pool is not known any more
 
 
@@ -216,7 +217,7 @@ def carry_out(scope: Scope, plan: Plan, say: Callable[[str], None], tell: Tell) 
         concerned = [each for each in unit_files.STORE_USERS if plan.changes.concern(each)]
         manager.restart_running(unit_files.STORE_USERS if old else concerned)
         queue(manager, "stop", old)
-        _serve(manager)
+        _serve(manager, plan.config)
         _wait_for_pipes(scope, plan.config, tell)
         busy = _restart(manager, plan, say, tell)
         _start(manager, plan.start, tell)
@@ -327,18 +328,21 @@ def _restart(
     return [worker for worker in workers if worker not in done]
 
 
-def _serve(manager: Manager) -> None:
+def _serve(manager: Manager, config: Config) -> None:
     """Have the supervisor read its configuration, or start it, and start the target without its
     workers: it would start all of them at once, and again one that has failed meanwhile."""
-    # Not asked about by name: systemd would load the target, and forget it again, with all workers.
-    states = manager.list_loaded(SUPERVISOR, TARGET, *SERVING)
+    found = portions.split(config.components())
+    # Not asked about by name: systemd would load the target, and forget it again, with its workers.
+    states = manager.list_loaded(SUPERVISOR, TARGET, *SERVING, f"{portions.PREFIX}*")
     active = {name for name, facts in states.items() if facts["ActiveState"] == "active"}
     masked = {name for name, facts in states.items() if facts["LoadState"] == "masked"}
     # The target may be active since a boot before the first apply, when it wanted nothing.
     queue(manager, "start", sorted({SUPERVISOR, *SERVING} - active - masked))
-    if TARGET not in active:
-        manager.start_alone(TARGET)  # loads all workers, while the supervisor starts
-        manager.close()
+    # While the supervisor starts, systemd loads the workers that it will start first.
+    for unit in (TARGET, *(each.unit for each in found[:_EARLY])):
+        if unit not in active:
+            manager.start_alone(unit)
+    manager.close()
     if SUPERVISOR in active:
         manager.reload_unit(SUPERVISOR)
     else:

@@ -18,7 +18,7 @@ from nomarr_systemd.systemd.systemctl import ManagerError
 
 _FIRST_S: Final = 0.02
 _LONGEST_S: Final = 0.5
-_PORTION: Final = 64  # jobs that systemd has at a time: more than it does in _PORTION_S
+_PORTION: Final = 128  # jobs that systemd has at a time: more than it does in _PORTION_S
 _PORTION_S: Final = 0.05
 _LOADS_S: Final = 2.0  # a worker that is not ready by then loads, and is not waited for
 _STUCK_S: Final = 5.0  # jobs of which none has begun for so long wait for other units

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, TypeVar
 
-from nomarr_systemd.core.ids import TARGET, UNIT_PREFIX, WANTED_PREFIX, Component
+from nomarr_systemd.core.ids import UNIT_PREFIX, WANTED_PREFIX, Component
 from nomarr_systemd.systemd.dbus.connection import (
     MANAGER,
     PROPERTIES,
@@ -42,7 +42,8 @@ SERVING: Final = ("nomarr-controller.socket", "nomarr-reconcile.timer")  # wante
 SHUTDOWN: Final = "shutdown.target"  # has a job while the system, or a user's manager, goes down
 _NOT_LOADED: Final = 5  # systemctl's exit status for a unit to stop that is not there
 _PORTION: Final = 1000  # names on one command line
-_JOBS: Final = 64  # jobs that are queued in one trip
+_FEW: Final = 8  # patterns: systemd compares each with the name of each unit
+_JOBS: Final = 128  # jobs that are queued in one trip
 _GONE: Final = (
     *("org.freedesktop.DBus.Error.UnknownInterface", "org.freedesktop.DBus.Error.UnknownProperty"),
     "org.freedesktop.DBus.Error.UnknownObject",
@@ -88,7 +89,6 @@ class Manager:
         on_wait = self._tell_of_wait if tell else None
         self._bus = bus or Bus(user=user, timeout_s=TIMEOUT_S, on_wait=on_wait)
         self._asked = ""  # what is waited for
-        self._has_workers = False  # systemd has loaded them; asked once for each connection
         self._started_us: int | None = None
 
     def show(self, units: Sequence[str], properties: Sequence[str]) -> dict[str, dict[str, str]]:
@@ -107,11 +107,9 @@ class Manager:
         unit differs between the two, it is asked about again: all that is returned of a unit was
         true at one moment.
 
-        What there is of a run is not asked of workers that are not loaded: systemd would load all
+        What there is of a run is not asked of workers that are not loaded: systemd would load many
         workers for each question, and forget them before the next.
         """
-        if not self._has_workers:
-            self._has_workers = TARGET in self.list_loaded(TARGET)
         found, left = self._show_once(questions)
         for _ in range(_SHOW_TRIES):
             if not left:
@@ -136,16 +134,18 @@ class Manager:
             for name in properties
             if name not in LISTED and name not in own
         ]
-        lists = [Call("ListUnitsByNames", "as", (listed,))] if listed else []
-        again = lists if singles and self._has_workers else []
+        # In parts: systemd loads those of one that are not loaded before it answers anybody.
+        lists = [Call("ListUnitsByNames", "as", (some,)) for some in _portions(listed, _JOBS)]
+        again = lists if singles else []
         calls = [*lists, *singles, *again]
         if self._started_us is None:  # a timer will need it
             calls.append(Call("Get", "ss", (MANAGER, _STARTED), interface=PROPERTIES))
         answers = self._ask_all(calls)
         if self._started_us is None:
             self._started_us = int(as_text(_STARTED, answers.pop()))
-        before = answers[0][0] if lists else []
-        rows = dict(zip(listed, answers[-1][0] if again else before, strict=True))
+        before = [row for [rows] in answers[: len(lists)] for row in rows]
+        after = [row for [rows] in answers[len(answers) - len(again) :] for row in rows]
+        rows = dict(zip(listed, after or before, strict=True))
         single = iter(answers[len(lists) :])
         shown = {
             unit: {
@@ -169,12 +169,18 @@ class Manager:
     def _find_unloaded(
         self, questions: Mapping[str, Sequence[str]]
     ) -> Mapping[str, Mapping[str, str]]:
-        """Return what need not be asked: of each worker that is not loaded, the facts of a run. If
-        one worker is loaded, so is its target, and with that all workers."""
-        if self._has_workers:
+        """Return what need not be asked: of each worker that is not loaded, the facts of a run."""
+        prefixes = (UNIT_PREFIX, WANTED_PREFIX)
+        workers = [
+            unit
+            for unit, names in questions.items()
+            if unit.startswith(prefixes) and not LISTED.keys() >= set(names)
+        ]
+        if not workers:
             return {}
-        workers = (unit for unit in questions if unit.startswith((UNIT_PREFIX, WANTED_PREFIX)))
-        return {unit: show_unloaded(questions[unit]) for unit in workers}
+        few = len(workers) <= _FEW
+        loaded = self.list_loaded(*(workers if few else (f"{prefix}*" for prefix in prefixes)))
+        return {unit: show_unloaded(questions[unit]) for unit in workers if unit not in loaded}
 
     def show_manager(self, *properties: str) -> dict[str, str]:
         """Return properties of the manager itself."""
@@ -349,7 +355,6 @@ class Manager:
 
     def close(self) -> None:
         self._bus.close()
-        self._has_workers = False
 
     def _ask(self, call: Call) -> list[Any]:
         return self._ask_all([call])[0]

@@ -130,7 +130,10 @@ def adapt(text: str, *, state: str, libexec: str, user: bool = True) -> str:
             )
     text = text.replace(f"{LIBEXEC}/", f"{libexec.replace('%', '%%')}/")
     text = text.replace(SYSTEM_STATE, state.replace("%", "%%"))
-    return text.replace(" --runtime=%t", " --user --runtime=%t") if user else text
+    if user:
+        text = text.replace(" --runtime=%t", " --user --runtime=%t")
+        text = text.replace("systemctl start ", "systemctl --user start ")
+    return text
 
 
 def read_base_units(paths: Paths, *, libexec: str = LIBEXEC) -> dict[str, str]:
@@ -149,16 +152,14 @@ def read_base_units(paths: Paths, *, libexec: str = LIBEXEC) -> dict[str, str]:
 
 
 def render_target(config: Config) -> dict[str, str]:
-    """Return the drop-in that names the workers of the target, and those of their portions."""
+    """Return the drop-in that names the workers of the target, or else those of their portions."""
     components = config.components()
     found = portions.split(components)
-    units = [portions.unit_of(number) for number in range(1, len(found))]
+    units = [portions.STARTER] if found else [worker.unit for worker in components]
     target = _templates().get_template("workers-target.conf.j2")
-    text = target.render(mark=_MARK_LINE, components=components, portions=units)
-    files = {f"{TARGET}.d/{DROPIN}": text}
-    template = _templates().get_template("portion.conf.j2")
-    for after, unit, slices in zip(["", *units], units, found[1:], strict=False):
-        files[f"{unit}.d/{DROPIN}"] = template.render(mark=_MARK_LINE, after=after, slices=slices)
+    files = {f"{TARGET}.d/{DROPIN}": target.render(mark=_MARK_LINE, units=units)}
+    for unit, text in portions.render(found).items():
+        files[f"{unit}.d/{DROPIN}"] = f"{_MARK_LINE}\n\n{text}"
     return files
 
 

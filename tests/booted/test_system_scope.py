@@ -68,10 +68,19 @@ def test_workers_and_supervisor_run_as_their_user(machine: Machine) -> None:
     assert machine.systemctl("is-system-running").strip() == "running"
 
 
-def test_what_a_portion_of_workers_waits_for_ends_well(machine: Machine) -> None:
-    """In its sandbox, which a user's own systemd does not have."""
-    machine.systemctl("start", "nomarr-portion@1.service")
-    assert machine.get("nomarr-portion@1.service", "Result") == "success"
+def test_portions_of_workers_are_started(machine: Machine) -> None:
+    """From its sandbox, which a user's own systemd does not have."""
+    place = machine.path("/run/systemd/system/nomarr-portions.service.d")
+    place.mkdir(parents=True)
+    (place / "some.conf").write_text('[Service]\nEnvironment="NOMARR_PORTIONS=a-0 b-0"\n')
+    machine.systemctl("daemon-reload")
+    machine.systemctl("start", "nomarr-portions.service")
+    assert machine.get("nomarr-portions.service", "Result") == "success"
+    for unit in ("nomarr-portion@a-0.target", "nomarr-portion@b-0.target"):
+        machine.wait_for(lambda: machine.get(unit, "ActiveState") == "active", unit)  # noqa: B023
+        machine.systemctl("stop", unit)
+    shutil.rmtree(place)
+    machine.systemctl("daemon-reload")
 
 
 def test_a_crash_is_explained_where_people_look(machine: Machine) -> None:

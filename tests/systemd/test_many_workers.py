@@ -87,26 +87,6 @@ def test_workers_that_load_for_long_are_not_waited_for(lab: Lab, manager: Record
     assert states(lab) == {"activating"}
 
 
-@pytest.mark.parametrize("how", ["true", "false"])
-def test_at_a_boot_a_portion_waits_until_a_process_has_ended(lab: Lab, how: str) -> None:
-    """Before systemd sees that, it answers. A process that fails holds nobody up."""
-    program = f"[Service]\nExecStart=\nExecStart=/bin/{how}\n"
-    lab.write_unit("nomarr-portion@.service.d/99-test.conf", program)
-    install(lab, LOADS, many=129)
-    lab.reboot()
-    lab.systemctl("start", "--no-block", "nomarr-workers.target")
-    lab.wait_until("nomarr-worker@tag-128.service", "activating")
-    begun = "InactiveExitTimestampMonotonic"
-    units = [f"nomarr-worker@tag-{number}.service" for number in range(129)]
-    shown = lab.systemctl("show", f"--property={begun}", "--value", *units)
-    starts = [int(time) for time in shown.split()]
-    for portion in (1, 2):
-        unit = f"nomarr-portion@{portion}.service"
-        ended = int(lab.get(unit, "ExecMainExitTimestampMonotonic"))
-        mine = starts[portion * 64 : (portion + 1) * 64]
-        assert max(starts[: portion * 64]) < ended < min(mine)
-
-
 def test_a_refusal_is_one_line_and_stops_no_other(lab: Lab, manager: Recorder) -> None:
     install(lab)
     lab.systemctl("mask", *UNITS[1:])
@@ -124,11 +104,11 @@ def test_a_systemd_that_is_slow_is_waited_for(
     monkeypatch.setattr("nomarr_systemd.systemd.manager.TIMEOUT_S", 0.1)
     monkeypatch.setattr("nomarr_systemd.systemd.systemctl.TIMEOUT_S", 0.1)
     said: list[str] = []
-    for name in ("ListUnitsByPatterns", "systemctl daemon-reload"):
+    for name in ("ListUnitsByNames", "systemctl daemon-reload"):
         said.clear()
         with contextlib.closing(Manager(user=True, tell=said.append)) as patient:
             os.kill(lab.pid, signal.SIGSTOP)
-            is_question = name == "ListUnitsByPatterns"
+            is_question = name == "ListUnitsByNames"
             target = partial(patient.show, [UNITS[0]], ["LoadState"])
             asking = threading.Thread(target=target if is_question else patient.reload)
             try:

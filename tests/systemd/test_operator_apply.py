@@ -55,7 +55,8 @@ def test_apply_shows_the_difference_first(site: Installation) -> None:
     assert "+ nomarr-worker@tag-0.service.d/20-nomarr.conf and 1 of the same pool\n" in diff
     site.configure(200)
     diff = site.good("apply", "--dry-run", "--diff")
-    assert "+ nomarr-portion@1.service.d/20-nomarr.conf and 2 like it\n" in diff
+    assert "+ nomarr-portion@tag-0.target.d/20-nomarr.conf and 3 like it\n" in diff
+    assert "+ nomarr-tag-0.slice.d/20-nomarr.conf and 3 like it\n" in diff
     assert not site.state.exists()
     site.configure(2)
     site.good("apply")

@@ -19,7 +19,7 @@ EXPOSURE = {
     "nomarr-controller.service": 1.6,
     "nomarr-restart@.service": 1.7,
     "nomarr-pause-end.service": 1.7,
-    "nomarr-portion@.service": 1.7,
+    "nomarr-portions.service": 1.7,
     "nomarr-reconcile.service": 1.6,
     "nomarr-supervisor.service": 1.4,  # CAP_KILL, and a network; 1.0 with SQLite
     "nomarr-web.service": 2.0,

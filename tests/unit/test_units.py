@@ -166,25 +166,56 @@ def test_the_target_wants_every_worker_and_what_serves_them() -> None:
     ]
 
 
-def test_many_workers_start_in_portions_one_after_the_other() -> None:
-    counts = {"a": 1, "b": 130, "c": 64, "d": 10, "e": 54, "f": 1}
+def target_files(**counts: int) -> dict[str, dict[str, list[str]]]:
+    """The drop-ins of the target and of portions, by unit, with so many workers in each pool."""
     pools = (Pool(name, command=("/bin/true",), workers=count) for name, count in counts.items())
     files = render_target(Config(pools=tuple(pools)))
-    wanted = sections(files.pop("nomarr-workers.target.d/20-nomarr.conf"))["Unit"]
-    names = [f"nomarr-portion@{number}.service" for number in (1, 2, 3, 4)]
-    assert [line for line in wanted if "portion" in line] == [f"Wants={name}" for name in names]
-    assert {name: sections(text)["Unit"] for name, text in files.items()} == {
-        f"{names[0]}.d/20-nomarr.conf": ["Before=nomarr-b-1.slice"],
-        f"{names[1]}.d/20-nomarr.conf": [
-            f"After={names[0]}",
-            "Before=nomarr-b-2.slice nomarr-c-0.slice",
-        ],
-        f"{names[2]}.d/20-nomarr.conf": [
-            f"After={names[1]}",
-            "Before=nomarr-d-0.slice nomarr-e-0.slice",
-        ],
-        f"{names[3]}.d/20-nomarr.conf": [f"After={names[2]}", "Before=nomarr-f-0.slice"],
+    return {name.removesuffix(".d/20-nomarr.conf"): sections(text) for name, text in files.items()}
+
+
+def test_the_target_of_many_workers_names_none_of_them() -> None:
+    """systemd would load all in one go."""
+    assert list(target_files(a=60, b=4)) == ["nomarr-workers.target"]
+    files = target_files(a=1, b=130, c=64, d=10, e=54, f=1)
+    assert files.pop("nomarr-workers.target")["Unit"] == [
+        "Wants=nomarr-supervisor.service nomarr-controller.socket nomarr-reconcile.timer",
+        "Wants=nomarr-portions.service",
+    ]
+    assert files.pop("nomarr-portions.service")["Service"] == [
+        'Environment="NOMARR_PORTIONS=a-0 b-1 b-2 d-0 f-0"'
+    ]
+    found = {
+        name: [line.removeprefix("Wants=nomarr-worker@") for line in files.pop(name)["Unit"]]
+        for name in list(files)
+        if name.startswith("nomarr-portion@")
     }
+    assert {name: (len(workers), workers[0], workers[-1]) for name, workers in found.items()} == {
+        "nomarr-portion@a-0.target": (65, "a-0.service", "b-63.service"),
+        "nomarr-portion@b-1.target": (64, "b-64.service", "b-127.service"),
+        "nomarr-portion@b-2.target": (66, "b-128.service", "c-63.service"),
+        "nomarr-portion@d-0.target": (64, "d-0.service", "e-53.service"),
+        "nomarr-portion@f-0.target": (1, "f-0.service", "f-0.service"),
+    }
+    assert {name: sections["Unit"] for name, sections in files.items()} == {
+        f"nomarr-{name}.slice": [f"Before=nomarr-portion@{portion}.target"]
+        for name, portion in {
+            "a-0": "a-0",
+            "b-0": "a-0",
+            "b-1": "b-1",
+            "b-2": "b-2",
+            "c-0": "b-2",
+            "d-0": "d-0",
+            "e-0": "d-0",
+            "f-0": "f-0",
+        }.items()
+    }
+
+
+def test_another_worker_changes_only_its_own_portion() -> None:
+    before, after = target_files(a=200, b=300), target_files(a=201, b=300)
+    assert before.keys() == after.keys()
+    changed = [name for name in before if before[name] != after[name]]
+    assert changed == ["nomarr-portion@a-3.target"]
 
 
 def test_in_user_scope_both_places_and_the_scope_are_written_out() -> None:

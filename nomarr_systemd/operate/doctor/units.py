@@ -18,12 +18,15 @@ from nomarr_systemd.operate.apply import make_plan
 from nomarr_systemd.operate.doctor.installation import Found, Installation, list_some
 from nomarr_systemd.systemd import unit_files
 from nomarr_systemd.systemd.manager import RECONCILER, SUPERVISOR, WAKEUP
+from nomarr_systemd.systemd.portions import STARTER
 
 _SOCKET: Final = "nomarr-supervisor.socket"
 _RUNNING: Final = (
     *(SUPERVISOR, _SOCKET, "nomarr-controller.socket", "nomarr-reconcile.timer", TARGET),
 )
-_HELPERS: Final = (WAKEUP, "nomarr-restart@*.service", "nomarr-controller.service", RECONCILER)
+_HELPERS: Final = (
+    *(WAKEUP, "nomarr-restart@*.service", "nomarr-controller.service", RECONCILER, STARTER),
+)
 _PROGRAMS: Final = ("nomarr-supervisor", "nomarr-controller", "nomarr-worker")
 _FACTS: Final = ("LoadState", "DropInPaths", "FragmentPath", "NeedDaemonReload")
 _ASSIGNED: Final = re.compile(r"^[ \t]*([A-Z][A-Za-z0-9]*)[ \t]*=", re.MULTILINE)
@@ -99,7 +102,8 @@ def check_services(it: Installation) -> Found:
         yield "warn", "workers are not started at boot", mend
     for pattern in _HELPERS:
         for name in it.manager.list_failed(pattern):
-            mend = f"{it.systemctl} reset-failed {name}"
+            verb = "restart" if name == STARTER else "reset-failed"
+            mend = f"{it.systemctl} {verb} {name}"
             yield "bad", f"{name} has failed: see {it.systemctl} status {name}", mend
 
 
