@@ -216,7 +216,7 @@ def test_remove_keeps_and_purge_leaves_nothing(machine: Machine, deb: Path) -> N
     machine.run("nomarrctl", "pause")  # so those that are added do not start
     machine.apply(f'{CONFIG}\n[pool.more]\nworkers = 70\ncommand = ["/bin/true"]\n')
     made = " ".join(traces(machine))
-    for name in ("nomarr-portion@more-0.target.d", "nomarr-more-0.slice.d"):
+    for name in ("nomarr-portion@more-1.target.d", "nomarr-more-1.slice.d"):
         assert name in made
     machine.run("dpkg", "--purge", packages.NAME)
     assert running_units(machine) == []

@@ -33,7 +33,7 @@ FIRST, SECOND = "nomarr-portion@tag-0.target", "nomarr-portion@tag-1.target"
 WORKERS = [Component("tag", number) for number in range(MANY)]
 UNITS = [worker.unit for worker in WORKERS]
 # In place of what starts the portions: it ends when the file "go" is there, and not when asked to.
-WAITS = "#!/bin/sh\ntrap '' TERM\nuntil [ -e {directory}/go ]; do sleep 0.05; done\n"
+WAITS = "#!/bin/sh\n{first}\nuntil [ -e {directory}/go ]; do sleep 0.05; done\n"
 
 
 def install(lab: Lab) -> None:
@@ -41,8 +41,9 @@ def install(lab: Lab) -> None:
     lab.systemctl("start", "nomarr-controller.socket", "nomarr-supervisor.service")
 
 
-def replace_starter(lab: Lab) -> None:
-    program = lab.write_program("waits", WAITS.replace("{directory}", lab.directory))
+def replace_starter(lab: Lab, first: str = "trap '' INT") -> None:
+    text = WAITS.replace("{first}", first).replace("{directory}", lab.directory)
+    program = lab.write_program("waits", text)
     lab.write_unit(f"{STARTER}.d/99-test.conf", f"[Service]\nExecStart=\nExecStart={program}\n")
     lab.reload()
 
@@ -118,17 +119,19 @@ def test_all_are_stopped_while_they_start(lab: Lab, worker: int) -> None:
     lab.wait_for(lambda: UNITS[worker] in list_loaded(lab), what=f"tag-{worker} is loaded")
     lab.systemctl("stop", TARGET)
     lab.wait_for(lambda: not lab.systemctl("list-jobs", "--no-legend"), what="no job is left")
-    assert {lab.get(unit, "ActiveState") for unit in (TARGET, STARTER, *UNITS)} == {"inactive"}
+    for unit in (TARGET, STARTER, *UNITS):
+        assert lab.get(unit, "ActiveState") == "inactive", unit
 
 
-def test_a_starter_that_is_killed_starts_again(lab: Lab) -> None:
+@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGTERM])
+def test_a_starter_that_is_killed_starts_again(lab: Lab, sign: signal.Signals) -> None:
     install(lab)
-    replace_starter(lab)
+    replace_starter(lab, "")
     lab.systemctl("start", TARGET)
     lab.wait_until(STARTER, "activating")
     os.unlink(f"{lab.units}/{STARTER}.d/99-test.conf")
     lab.reload()
-    os.kill(lab.main_pid(STARTER), signal.SIGKILL)
+    os.kill(lab.main_pid(STARTER), sign)
     wait_until_active(lab)
 
 
