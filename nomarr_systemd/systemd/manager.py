@@ -44,6 +44,7 @@ _NOT_LOADED: Final = 5  # systemctl's exit status for a unit to stop that is not
 _PORTION: Final = 1000  # names on one command line
 _FEW: Final = 8  # patterns: systemd compares each with the name of each unit
 _JOBS: Final = 128  # jobs that are queued in one trip
+_PAUSE_S: Final = 0.01
 _GONE: Final = (
     *("org.freedesktop.DBus.Error.UnknownInterface", "org.freedesktop.DBus.Error.UnknownProperty"),
     "org.freedesktop.DBus.Error.UnknownObject",
@@ -241,9 +242,12 @@ class Manager:
         return self._queue(verbs | dict.fromkeys(stop, "stop"))
 
     def _queue(self, verbs: Mapping[str, Verb]) -> dict[str, ManagerError | None]:
-        """Queue jobs, few in a trip: systemd does all that are queued before it answers anybody."""
+        """Queue jobs, few in a trip: systemd does all that are queued before it answers anybody, but
+        not as long as there is something to answer."""
         found: dict[str, ManagerError | None] = {}
         for portion in _portions(verbs, _JOBS):
+            if found:
+                time.sleep(_PAUSE_S)
             calls = {unit: Call(_METHODS[verbs[unit]], "ss", (unit, "replace")) for unit in portion}
             found |= self._try_all(calls)
             if len(portion) == _JOBS:  # systemd sends every change of a unit to all that listen
