@@ -242,7 +242,7 @@ class Manager:
         return self._queue(verbs | dict.fromkeys(stop, "stop"))
 
     def _queue(self, verbs: Mapping[str, Verb]) -> dict[str, ManagerError | None]:
-        """Queue jobs, few in a trip: systemd does all that are queued before it answers anybody, but
+        """Queue jobs, few in a trip: systemd does all that are queued before it answers again, but
         not as long as there is something to answer."""
         found: dict[str, ManagerError | None] = {}
         for portion in _portions(verbs, _JOBS):
