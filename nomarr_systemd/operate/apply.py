@@ -45,7 +45,7 @@ from nomarr_systemd.operate.waiting import (
 )
 from nomarr_systemd.systemd import portions, unit_files
 from nomarr_systemd.systemd.manager import RECONCILER, SERVING, SUPERVISOR, Manager
-from nomarr_systemd.systemd.systemctl import ManagerError
+from nomarr_systemd.systemd.systemctl import ManagerError, Refused
 from nomarr_systemd.systemd.timers import timer_of
 
 PIPES_S = 20.0
@@ -221,6 +221,7 @@ def carry_out(scope: Scope, plan: Plan, say: Callable[[str], None], tell: Tell) 
         _wait_for_pipes(scope, plan.config, tell)
         busy = _restart(manager, plan, say, tell)
         _start(manager, plan.start, tell)
+        manager.reset_failed([portions.STARTER])  # what it has left is started
         if not busy:
             remove(_owed_file(scope))
         # It may have failed without a configuration; what was left undone is due now.
@@ -339,9 +340,12 @@ def _serve(manager: Manager, config: Config) -> None:
     # The target may be active since a boot before the first apply, when it wanted nothing.
     queue(manager, "start", sorted({SUPERVISOR, *SERVING} - active - masked))
     # While the supervisor starts, systemd loads the workers that it will start first.
-    for unit in (TARGET, *(each.unit for each in found[:_EARLY])):
-        if unit not in active:
-            manager.start_alone(unit)
+    if TARGET not in active:
+        manager.start_alone(TARGET)
+    for each in found[:_EARLY]:
+        if each.unit not in active:
+            with contextlib.suppress(Refused):  # it is masked: its workers are loaded as they start
+                manager.start_alone(each.unit)
     manager.close()
     if SUPERVISOR in active:
         manager.reload_unit(SUPERVISOR)

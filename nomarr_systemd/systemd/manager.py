@@ -163,7 +163,7 @@ class Manager:
         changed = {
             _instance_of(unit)
             for unit, row in zip(listed, before, strict=True)
-            if row != rows[unit]
+            if row != rows[unit] or (unit in known and not _is_at_rest(row))
         }
         return shown, changed
 
@@ -421,6 +421,11 @@ def _refusal(call: Call, answer: BusError) -> Refused:
 def monotonic_ms() -> int:
     """Return CLOCK_MONOTONIC, which systemd's timers use."""
     return time.monotonic_ns() // 1_000_000
+
+
+def _is_at_rest(row: Sequence[Any]) -> bool:
+    """True of a unit, by its row in a list, that systemd has only just loaded."""
+    return LISTED["ActiveState"](row) == "inactive" and not LISTED["Job"](row)[0]
 
 
 def _instance_of(unit: str) -> str:

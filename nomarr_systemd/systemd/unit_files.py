@@ -36,6 +36,7 @@ STORE_USERS: Final = (
     "nomarr-supervisor.service",
 )
 _MAX_COMPLAINTS: Final = 20
+_SYSTEMCTL: Final = re.compile(r"\bsystemctl (?=(start|stop|show|list-jobs) )")
 # In the text of a pool; no setting can have them.
 _COMPONENT_ID: Final = "\0component\0"
 _SLICE: Final = "\0slice\0"
@@ -132,7 +133,7 @@ def adapt(text: str, *, state: str, libexec: str, user: bool = True) -> str:
     text = text.replace(SYSTEM_STATE, state.replace("%", "%%"))
     if user:
         text = text.replace(" --runtime=%t", " --user --runtime=%t")
-        text = text.replace("systemctl start ", "systemctl --user start ")
+        text = _SYSTEMCTL.sub("systemctl --user ", text)
     return text
 
 

@@ -90,6 +90,22 @@ def test_of_workers_that_are_not_loaded_no_run_is_asked_for(
             assert text == said, (unit, name)
 
 
+def test_a_worker_that_starts_before_it_is_asked_about(
+    lab: Lab, manager: Manager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one that was not loaded no run is asked for: it was shown as active, in no run."""
+    list_loaded = manager.list_loaded
+
+    def start_then(*patterns: str) -> dict[str, dict[str, str]]:
+        found = list_loaded(*patterns)
+        lab.start("tag-0")
+        return found
+
+    monkeypatch.setattr(manager, "list_loaded", start_then)
+    shown = manager.show([TAG.unit], ["ActiveState", "InvocationID"])
+    assert shown[TAG.unit] == lab.show("tag-0", "ActiveState", "InvocationID")
+
+
 def test_workers_stay_loaded_while_their_supervisor_runs(lab: Lab, manager: Manager) -> None:
     lab.start("nomarr-supervisor.service", "tag-0")
     run = lab.get("tag-0", "InvocationID")

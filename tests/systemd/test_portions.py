@@ -8,6 +8,7 @@ import contextlib
 import os
 import signal
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,8 +33,12 @@ STARTER = "nomarr-portions.service"
 FIRST, SECOND = "nomarr-portion@tag-0.target", "nomarr-portion@tag-1.target"
 WORKERS = [Component("tag", number) for number in range(MANY)]
 UNITS = [worker.unit for worker in WORKERS]
-# In place of what starts the portions: it ends when the file "go" is there, and not when asked to.
-WAITS = "#!/bin/sh\n{first}\nuntil [ -e {directory}/go ]; do sleep 0.05; done\n"
+# In place of systemctl: before it asks for the second portion, it waits until "go" is there.
+WAITS = """\
+#!/bin/sh
+case $* in *start*tag-1*) until [ -e {directory}/go ]; do sleep 0.05; done;; esac
+exec /bin/systemctl "$@"
+"""
 
 
 def install(lab: Lab) -> None:
@@ -41,11 +46,25 @@ def install(lab: Lab) -> None:
     lab.systemctl("start", "nomarr-controller.socket", "nomarr-supervisor.service")
 
 
-def replace_starter(lab: Lab, first: str = "trap '' INT") -> None:
-    text = WAITS.replace("{first}", first).replace("{directory}", lab.directory)
-    program = lab.write_program("waits", text)
-    lab.write_unit(f"{STARTER}.d/99-test.conf", f"[Service]\nExecStart=\nExecStart={program}\n")
+def hold_second(lab: Lab) -> None:
+    """The first portion is started, and a request for the second is under way."""
+    program = lab.write_program("systemctl", WAITS.replace("{directory}", lab.directory))
+    path = f"{os.path.dirname(program)}:/usr/bin:/bin"
+    lab.write_unit(f"{STARTER}.d/99-test.conf", f"[Service]\nEnvironment=PATH={path}\n")
     lab.reload()
+    lab.systemctl("start", TARGET)
+    lab.wait_until("tag-63", "activating")
+    second = f"start --no-block {SECOND}"
+    lab.wait_for(lambda: any(second in words for words in commands(lab)), what="it is under way")
+
+
+def commands(lab: Lab) -> list[str]:
+    """Of the processes of the starter."""
+    found = []
+    for pid in list_processes(lab, STARTER):
+        with contextlib.suppress(OSError):
+            found.append(Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " "))
+    return found
 
 
 def states(lab: Lab) -> list[str]:
@@ -55,6 +74,18 @@ def states(lab: Lab) -> list[str]:
 def list_loaded(lab: Lab, pattern: str = "nomarr-worker@*") -> list[str]:
     listed = lab.systemctl("list-units", "--all", "--plain", "--no-legend", pattern)
     return [line.split()[0] for line in listed.splitlines()]
+
+
+def has_stop_jobs(lab: Lab) -> bool:
+    return " stop " in lab.systemctl("list-jobs", "--no-legend")
+
+
+def list_processes(lab: Lab, unit: str) -> list[str]:
+    place = lab.get(unit, "ControlGroup")
+    for hierarchy in ("unified", "systemd", ""):
+        with contextlib.suppress(OSError):
+            return Path(f"/sys/fs/cgroup/{hierarchy}{place}/cgroup.procs").read_text().split()
+    return []
 
 
 def wait_until_started(lab: Lab) -> None:
@@ -85,32 +116,34 @@ def test_the_target_starts_all(any_lab: Lab) -> None:
     wait_until_started(any_lab)
 
 
-def test_the_target_alone_loads_no_worker(lab: Lab) -> None:
+def test_the_target_loads_one_portion_after_the_other(lab: Lab) -> None:
     """It would load all of them before systemd answers anybody."""
     install(lab)
-    replace_starter(lab)
-    lab.systemctl("start", TARGET)
-    lab.wait_until(STARTER, "activating")
-    assert list_loaded(lab) == []
-    lab.systemctl("start", "--job-mode=fail", "--no-block", SECOND)
-    lab.wait_until("tag-69", "activating")
-    assert set(list_loaded(lab)) == set(UNITS[IN_FIRST:])
-
-
-def test_a_stop_of_the_target_lets_no_portion_follow(lab: Lab) -> None:
-    """A request that was sent before the stop, and is read after it, is refused."""
-    install(lab)
-    replace_starter(lab)
-    lab.systemctl("start", TARGET, FIRST)
-    lab.wait_until("tag-63", "activating")
-    lab.systemctl("stop", "--no-block", TARGET)
-    lab.wait_until(STARTER, "deactivating")
-    request = ["systemctl", "--user", "start", "--no-block", "--job-mode=fail", SECOND]
-    refused = lab.run(request, check=False)
-    assert f"{TARGET} has 'stop' job queued" in refused.stderr
+    hold_second(lab)
+    assert set(list_loaded(lab)) == set(UNITS[:IN_FIRST])
     lab.write_program("go", "")
-    lab.wait_until(TARGET, "inactive")
-    assert set(states(lab)) == {"inactive"}
+    wait_until_started(lab)
+
+
+@pytest.mark.parametrize(
+    ("verb", "unit", "state"),
+    [
+        ("stop", TARGET, "inactive"),
+        ("restart", TARGET, "activating"),
+        ("stop", STARTER, "activating"),
+    ],
+)
+def test_a_stop_while_a_request_is_under_way(lab: Lab, verb: str, unit: str, state: str) -> None:
+    """What it has started is stopped, too, if all are to be."""
+    install(lab)
+    hold_second(lab)
+    lab.systemctl(verb, "--no-block", unit)
+    lab.wait_until(STARTER, "deactivating")
+    lab.write_program("go", "")
+    lab.wait_for(lambda: not has_stop_jobs(lab), what="all that was to be stopped is")
+    lab.wait_for(lambda: set(states(lab)) == {state}, what=f"all are {state}")
+    lab.wait_until(STARTER, "inactive")
+    assert lab.get(TARGET, "ActiveState") == ("inactive" if state == "inactive" else "active")
 
 
 @pytest.mark.parametrize("worker", [0, IN_FIRST - 1, IN_FIRST])
@@ -124,16 +157,36 @@ def test_all_are_stopped_while_they_start(lab: Lab, worker: int) -> None:
         assert lab.get(unit, "ActiveState") == "inactive", unit
 
 
-@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGTERM])
-def test_a_starter_that_is_killed_starts_again(lab: Lab, sign: signal.Signals) -> None:
+def test_a_starter_that_is_killed_starts_the_rest(lab: Lab) -> None:
+    """And not what a person has stopped meanwhile."""
     install(lab)
-    replace_starter(lab, "")
+    hold_second(lab)
+    lab.systemctl("stop", UNITS[0])
+    lab.write_program("go", "")
+    os.kill(lab.main_pid(STARTER), signal.SIGKILL)
+    lab.wait_until("tag-69", "activating")
+    lab.wait_until(STARTER, "inactive")
+    assert states(lab) == ["inactive", *["activating"] * (MANY - 1)]
     lab.systemctl("start", TARGET)
-    lab.wait_until(STARTER, "activating")
-    os.unlink(f"{lab.units}/{STARTER}.d/99-test.conf")
-    lab.reload()
-    os.kill(lab.main_pid(STARTER), sign)
     wait_until_started(lab)
+
+
+def test_a_stray_signal_ends_nothing(lab: Lab) -> None:
+    install(lab)
+    hold_second(lab)
+    os.kill(lab.main_pid(STARTER), signal.SIGTERM)
+    lab.write_program("go", "")
+    wait_until_started(lab)
+
+
+def test_a_start_may_stop_another_unit(lab: Lab) -> None:
+    """As where the target names the workers."""
+    lab.write_unit("other.service", "[Service]\nExecStart=/bin/sleep 1000\n")
+    lab.install(f'{POOL}[pool.tag.unit]\nConflicts = "other.service"\n')
+    lab.systemctl("start", "nomarr-controller.socket", "nomarr-supervisor.service", "other.service")
+    lab.systemctl("start", TARGET)
+    wait_until_started(lab)
+    assert lab.get("other.service", "ActiveState") == "inactive"
 
 
 def test_a_portion_that_is_refused_stops_no_other_and_is_told(lab: Lab) -> None:
@@ -148,10 +201,11 @@ def test_a_portion_that_is_refused_stops_no_other_and_is_told(lab: Lab) -> None:
     assert lab.get("tag-0", "ActiveState") == "inactive"
     said = site.ctl("doctor").stdout
     assert f"{STARTER} has failed" in said
-    assert f"systemctl --user restart {STARTER}" in said
-    lab.systemctl("unmask", FIRST)
-    lab.systemctl("restart", STARTER)
+    assert f"systemctl --user reset-failed {STARTER}" in said
+    assert "tag-0" in said
+    site.good("apply")
     wait_until_started(lab)
+    assert lab.get(STARTER, "ActiveState") == "inactive"
 
 
 def test_workers_of_a_portion_stay_loaded(lab: Lab) -> None:

@@ -102,8 +102,7 @@ def check_services(it: Installation) -> Found:
         yield "warn", "workers are not started at boot", mend
     for pattern in _HELPERS:
         for name in it.manager.list_failed(pattern):
-            verb = "restart" if name == STARTER else "reset-failed"
-            mend = f"{it.systemctl} {verb} {name}"
+            mend = f"{it.systemctl} reset-failed {name}"
             yield "bad", f"{name} has failed: see {it.systemctl} status {name}", mend
 
 
