@@ -152,3 +152,19 @@ def test_a_slow_loader_does_not_hold_up_the_boot(machine: Machine) -> None:
         for name in ("nomarr-workers.target", "multi-user.target", "slow-0")
     }
     assert 0 < began["nomarr-workers.target"] <= began["multi-user.target"] < began["slow-0"]
+
+
+def test_many_workers_are_started_in_portions(machine: Machine) -> None:
+    machine.apply('[pool.many]\nworkers = 70\ncommand = ["/bin/sleep", "1000"]\n')
+    machine.reboot()
+    units = [unit_of(f"many-{number}") for number in range(70)]
+    show = ("show", "--property=ActiveState", "--value", *units)
+    machine.wait_for(
+        lambda: set(machine.systemctl(*show).split()) == {"activating"}, "all are started"
+    )
+    machine.wait_for(
+        lambda: machine.get("nomarr-portions.service", "ActiveState") == "inactive", "it ends"
+    )
+    assert machine.get("nomarr-portions.service", "Result") == "success"
+    assert not any(machine.path("/run").glob("nomarr-portions/*"))
+    assert "ordering cycle" not in machine.journal("--boot")
