@@ -155,13 +155,12 @@ def test_a_slow_loader_does_not_hold_up_the_boot(machine: Machine) -> None:
 
 
 def test_many_workers_are_started_in_portions(machine: Machine) -> None:
-    machine.apply('[pool.many]\nworkers = 70\ncommand = ["/bin/sleep", "1000"]\n')
+    script = "systemd-notify --ready; exec sleep 1000"
+    machine.apply(f'[pool.many]\nworkers = 70\ncommand = ["/bin/sh", "-c", "{script}"]\n')
     machine.reboot()
     units = [unit_of(f"many-{number}") for number in range(70)]
     show = ("show", "--property=ActiveState", "--value", *units)
-    machine.wait_for(
-        lambda: set(machine.systemctl(*show).split()) == {"activating"}, "all are started"
-    )
+    machine.wait_for(lambda: set(machine.systemctl(*show).split()) == {"active"}, "all run")
     machine.wait_for(
         lambda: machine.get("nomarr-portions.service", "ActiveState") == "inactive", "it ends"
     )
