@@ -51,7 +51,7 @@ from nomarr_systemd.systemd.timers import timer_of
 PIPES_S = 20.0
 EXTRA_S = 15.0  # beyond the time of a stop; systemd kills what does not end by then
 _RUNNING = ("active", "activating", "reloading")
-_EARLY = 2  # portions
+_EARLY = 2  # portions that systemd loads while it waits for the supervisor
 _STOP_S = 90.0  # of workers whose pool is not known any more
 
 

@@ -44,7 +44,7 @@ _NOT_LOADED: Final = 5  # systemctl's exit status for a unit to stop that is not
 _PORTION: Final = 1000  # names on one command line
 _FEW: Final = 8  # patterns: systemd compares each with the name of each unit
 _JOBS: Final = 128  # jobs that are queued in one trip
-_PAUSE_S: Final = 0.01
+_PAUSE_S: Final = 0.01  # between trips: systemd begins what is queued when nobody asks
 _GONE: Final = (
     *("org.freedesktop.DBus.Error.UnknownInterface", "org.freedesktop.DBus.Error.UnknownProperty"),
     "org.freedesktop.DBus.Error.UnknownObject",
@@ -90,6 +90,7 @@ class Manager:
         on_wait = self._tell_of_wait if tell else None
         self._bus = bus or Bus(user=user, timeout_s=TIMEOUT_S, on_wait=on_wait)
         self._asked = ""  # what is waited for
+        self._loaded: set[str] = set()  # workers' units that were, on this connection
         self._started_us: int | None = None
 
     def show(self, units: Sequence[str], properties: Sequence[str]) -> dict[str, dict[str, str]]:
@@ -175,13 +176,17 @@ class Manager:
         workers = [
             unit
             for unit, names in questions.items()
-            if unit.startswith(prefixes) and not LISTED.keys() >= set(names)
+            if unit.startswith(prefixes)
+            and unit not in self._loaded
+            and not LISTED.keys() >= set(names)
         ]
         if not workers:
             return {}
         few = len(workers) <= _FEW
-        loaded = self.list_loaded(*(workers if few else (f"{prefix}*" for prefix in prefixes)))
-        return {unit: show_unloaded(questions[unit]) for unit in workers if unit not in loaded}
+        patterns = workers if few else [f"{prefix}*" for prefix in prefixes]
+        self._loaded.update(self.list_loaded(*patterns))
+        workers = [unit for unit in workers if unit not in self._loaded]
+        return {unit: show_unloaded(questions[unit]) for unit in workers}
 
     def show_manager(self, *properties: str) -> dict[str, str]:
         """Return properties of the manager itself."""
@@ -359,6 +364,7 @@ class Manager:
 
     def close(self) -> None:
         self._bus.close()
+        self._loaded.clear()
 
     def _ask(self, call: Call) -> list[Any]:
         return self._ask_all([call])[0]

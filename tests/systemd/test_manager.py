@@ -21,6 +21,7 @@ from nomarr_systemd.systemd.dbus.connection import BusError, Call
 from nomarr_systemd.systemd.manager import Manager, monotonic_ms
 from nomarr_systemd.systemd.systemctl import ManagerError
 from nomarr_systemd.systemd.timers import read_timer, timer_of
+from tests.support.asked import keep_calls
 from tests.support.lab import Lab
 
 TAG = parse_component("tag-0")
@@ -73,14 +74,7 @@ def test_of_workers_that_are_not_loaded_no_run_is_asked_for(
     lab.wait_for(
         lambda: not manager.list_loaded("nomarr-workers.target", TAG.unit), what="nothing is loaded"
     )
-    asked: list[Call] = []
-    ask_all = manager._bus.call_all
-
-    def keep(calls: Sequence[Call]) -> list[list[Any] | BusError]:
-        asked.extend(calls)
-        return ask_all(calls)
-
-    monkeypatch.setattr(manager._bus, "call_all", keep)
+    asked = keep_calls(manager, monkeypatch)
     facts = sorted({*overview.FACTS, *ended_units.EXIT_FACTS, *observe.UNIT_FACTS})
     shown = manager.show_each({TAG.unit: facts, TAG.wanted_unit: stop_intent.WANTED_FACTS})
     assert not [call for call in asked if call.member == "Get" and "/unit/" in call.path]

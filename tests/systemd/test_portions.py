@@ -7,9 +7,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,8 +16,8 @@ from nomarr_systemd.controller import observe
 from nomarr_systemd.core.ids import TARGET, Component
 from nomarr_systemd.operate import overview
 from nomarr_systemd.systemd import stop_intent
-from nomarr_systemd.systemd.dbus.connection import BusError, Call
 from nomarr_systemd.systemd.manager import Manager
+from tests.support.asked import keep_calls
 from tests.support.lab import Lab
 from tests.support.operator_site import Installation
 
@@ -71,8 +70,8 @@ def states(lab: Lab) -> list[str]:
     return lab.systemctl("show", "--property=ActiveState", "--value", *UNITS).split()
 
 
-def list_loaded(lab: Lab, pattern: str = "nomarr-worker@*") -> list[str]:
-    listed = lab.systemctl("list-units", "--all", "--plain", "--no-legend", pattern)
+def list_loaded(lab: Lab) -> list[str]:
+    listed = lab.systemctl("list-units", "--all", "--plain", "--no-legend", "nomarr-worker@*")
     return [line.split()[0] for line in listed.splitlines()]
 
 
@@ -226,14 +225,7 @@ def test_of_portions_that_are_not_loaded_no_run_is_asked_for(
     install(lab)
     lab.systemctl("start", "--no-block", UNITS[1])
     lab.wait_until("tag-1", "activating")
-    asked: list[Call] = []
-    ask_all = manager._bus.call_all
-
-    def keep(calls: Sequence[Call]) -> list[list[Any] | BusError]:
-        asked.extend(calls)
-        return ask_all(calls)
-
-    monkeypatch.setattr(manager._bus, "call_all", keep)
+    asked = keep_calls(manager, monkeypatch)
     facts = sorted({*overview.FACTS, *observe.UNIT_FACTS})
     shown = manager.show_each(
         {worker.unit: facts for worker in WORKERS}
